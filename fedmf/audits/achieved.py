@@ -41,12 +41,14 @@ class Achieved:
 
     @functools.cached_property
     def plan(self) -> Plan:
-        """Plan without sampling, with the noise multiplier for the observed sensitivity."""
-        multiplier = self.planned.noise_multiplier * (
+        """The plan without client sampling, with its noise multiplier adjusted to the observed
+        sensitivity.
+        """
+        achieved_multiplier = self.planned.noise_multiplier * (
             self.planned.sensitivity.value / self.sensitivity.value
         )
         return dataclasses.replace(
-            self.planned, sampling=None, longer=None, noise_multiplier=multiplier
+            self.planned, sampling=None, longer=None, noise_multiplier=achieved_multiplier
         )
 
     @property
@@ -82,7 +84,8 @@ class Achieved:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NoncompliantClient:
-    """Client that took part in rounds which the plan does not allow, and its guarantee.
+    """Client that took part in rounds which the plan does not allow, with the privacy guarantee
+    that it still has.
 
     Attributes:
       client: its id in the record.
@@ -124,16 +127,16 @@ class NoncompliantClients:
 
     def values(self) -> dict[str, Any]:
         """Returns the attributes in plain JSON types; an infinite epsilon is null."""
-        guarantee_of_others = None
+        compliant_guarantee = None
         if self.others is not None:
-            guarantee_of_others = {
+            compliant_guarantee = {
                 "epsilon": finite_or_none(self.others.epsilon),
                 "rho": finite_or_none(self.others.rho),
             }
         return {
             "clients": self.clients,
             "first": [client.values() for client in self.first],
-            "others": guarantee_of_others,
+            "others": compliant_guarantee,
         }
 
 
@@ -157,7 +160,8 @@ class CostlyClient:
 
 
 class Tally:
-    """Largest sensitivities of a run to its clients, computed while clients pass through `counted`.
+    """Largest sensitivities of a run to its clients, which are updated as `counted` yields the
+    clients.
 
     Args:
       plan: the allowed participation, and the mechanism.
@@ -196,27 +200,33 @@ class Tally:
 
     def _count(self, clients: ClientRounds) -> None:
         """Adds the clients of one block to the tally."""
-        squared = self._client_sensitivity.squared(clients)
+        squared_sensitivities = self._client_sensitivity.squared(clients)
         participation = self.plan.participation
-        is_compliant = participation.allows_each(clients, spent_squared=squared)
+        is_compliant = participation.allows_each(clients, spent_squared=squared_sensitivities)
         if participation.budget is not None:
-            for spending, count in spending_histogram(participation.budget, squared).items():
+            for spending, count in spending_histogram(
+                participation.budget, squared_sensitivities
+            ).items():
                 self.clients_by_spending[spending] += count
-            self.max_spent = max(self.max_spent, float(np.sqrt(squared.max(initial=0.0))))
-        squared = self._client_sensitivity.squared_with_extra_rounds(clients, squared)
-        self._largest_compliant.add(clients, squared, is_compliant)
-        noncompliant = np.flatnonzero(~is_compliant)
-        if not len(noncompliant):
+            self.max_spent = max(
+                self.max_spent, float(np.sqrt(squared_sensitivities.max(initial=0.0)))
+            )
+        squared_sensitivities = self._client_sensitivity.squared_with_extra_rounds(
+            clients, squared_sensitivities
+        )
+        self._largest_compliant.add(clients, squared_sensitivities, is_compliant)
+        noncompliant_indices = np.flatnonzero(~is_compliant)
+        if not len(noncompliant_indices):
             return
-        self._largest_noncompliant.add(clients, squared, ~is_compliant)
-        self.num_noncompliant += len(noncompliant)
-        by_cost = np.argsort(-squared[noncompliant], kind="stable")
-        for i in noncompliant[by_cost[:MAX_LISTED_CLIENTS]].tolist():
+        self._largest_noncompliant.add(clients, squared_sensitivities, ~is_compliant)
+        self.num_noncompliant += len(noncompliant_indices)
+        cost_order = np.argsort(-squared_sensitivities[noncompliant_indices], kind="stable")
+        for i in noncompliant_indices[cost_order[:MAX_LISTED_CLIENTS]].tolist():
             self._costly_clients.append(
                 CostlyClient(
                     row=self._num_rows + int(clients.starts[i]),
                     rounds=clients.of(i).copy(),
-                    squared_sensitivity=float(squared[i]),
+                    squared_sensitivity=float(squared_sensitivities[i]),
                 )
             )
         self._costly_clients.sort(key=lambda client: (-client.squared_sensitivity, client.row))
@@ -231,16 +241,16 @@ class Tally:
         if not self.num_noncompliant and self.unrecorded:
             return planned_sensitivity
         if self._largest_compliant.squared < 0:
-            # No recorded client followed the plan. If some rounds have no record, clients without a
-            # record may have followed the plan in those rounds. Non-compliant clients are assumed
-            # to take part in all unrecorded rounds, so the run is at most as sensitive to the
-            # clients without a record as to the non-compliant ones.
+            # No recorded client followed the plan, but clients without a record may have done so in
+            # unrecorded rounds. The sensitivity to them is covered, since non-compliant clients are
+            # assumed to take part in all unrecorded rounds.
             if not self.unrecorded:
                 return None
             return self._largest_noncompliant.sensitivity()
         observed_sensitivity = self._largest_compliant.sensitivity()
-        # The planned sensitivity covers every client that followed the plan. The observed value may
-        # be slightly larger, because it is rounded and may be an upper bound.
+        # The planned sensitivity covers every client that followed the plan. It is used if the
+        # observed sensitivity is larger, which happens by rounding or because that value is an
+        # upper bound.
         if self.unrecorded or observed_sensitivity.value < planned_sensitivity.value * (
             1 - _ROUNDING_ERROR
         ):
@@ -267,23 +277,29 @@ class Tally:
 
 def later_rounds(unrecorded: Any) -> Sequence[int]:
     """Checks that the argument `unrecorded` is a sequence of round numbers, and returns it."""
-    hint = "give the numbers of rounds, in a list"
+    rounds_hint = "give the numbers of rounds, in a list"
     if isinstance(unrecorded, range):
         return unrecorded
     if not isinstance(unrecorded, Sequence | np.ndarray) or isinstance(unrecorded, str | bytes):
-        raise TypeError(f"unrecorded={reprlib.repr(unrecorded)} is no list of rounds: {hint}")
-    return [checks.integer("unrecorded", t, low=0, hint=hint) for t in np.asarray(unrecorded).flat]
+        raise TypeError(
+            f"unrecorded={reprlib.repr(unrecorded)} is no list of rounds: {rounds_hint}"
+        )
+    return [
+        checks.integer("unrecorded", t, low=0, hint=rounds_hint)
+        for t in np.asarray(unrecorded).flat
+    ]
 
 
 def unrecorded_sentence(tally: Tally, hint: str) -> str | None:
-    """Returns a sentence on how an audit counts rounds without a record; None if there are none.
+    """Returns a sentence that says how an audit counts rounds without a record. It is None if all
+    rounds have one.
 
     Args:
       tally: of the recorded rounds.
       hint: the end of the sentence, which says what to do.
     """
-    rounds = tally.unrecorded
-    if not rounds:
+    unrecorded_rounds = tally.unrecorded
+    if not unrecorded_rounds:
         return None
     assumption = "as much as the plan allows"
     if tally.num_noncompliant:
@@ -291,10 +307,10 @@ def unrecorded_sentence(tally: Tally, hint: str) -> str | None:
             "as if every client had taken part in all of them, since the "
             "recorded ones break the plan"
         )
-    verbs = "are not in the record of participations, and count"
-    if len(rounds) == 1:
-        verbs = "is not in the record of participations, and counts"
-    return f"{rounds_in_words(rounds)} {verbs} {assumption}: {hint}"
+    verb_phrase = "are not in the record of participations, and count"
+    if len(unrecorded_rounds) == 1:
+        verb_phrase = "is not in the record of participations, and counts"
+    return f"{rounds_in_words(unrecorded_rounds)} {verb_phrase} {assumption}: {hint}"
 
 
 def rounds_in_words(rounds: Sequence[int]) -> str:

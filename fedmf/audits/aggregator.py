@@ -34,8 +34,8 @@ from fedmf.numpy_errors import with_numpy_defaults
 
 __all__ = ["AggregatorClaim", "Maker", "audit_aggregator"]
 
-# The bound on the noise multiplier is infinite if no update changes a release. This finite number
-# is reported instead, because JSON has no infinity.
+# Reported in place of an infinite bound on the noise multiplier, since JSON has no infinity. The
+# bound is infinite if no update changes a release.
 _MAX_NOISE_MULTIPLIER = 1e12
 # If all tests pass, the reported bound on the noise multiplier is at least this fraction of the
 # claimed noise multiplier.
@@ -44,7 +44,7 @@ _MIN_FRACTION_IF_PASSED = 0.9
 
 @with_numpy_defaults
 def audit_aggregator(make: Maker, claim: AggregatorClaim) -> AggregatorAudit:
-    """Tests whether an aggregation function clips and adds noise as claimed.
+    """Tests whether an aggregation function clips client updates and adds noise as claimed.
 
     It also bounds the noise multiplier of the function from above.
 
@@ -73,31 +73,33 @@ def audit_aggregator(make: Maker, claim: AggregatorClaim) -> AggregatorAudit:
       >>> audit_aggregator(lambda: aggregate, claim).passed
       True
     """
-    outcomes = Outcomes(claim)
-    runs = AggregatorRuns(make, claim, rounds_seen(claim))
-    sample = sample_noise(runs, claim)
-    noise_tests.check_zeros(sample, claim, outcomes)
-    noise_tests.check_rounds(claim, outcomes)
+    test_outcomes = Outcomes(claim)
+    aggregator_runs = AggregatorRuns(make, claim, rounds_seen(claim))
+    noise_sample = sample_noise(aggregator_runs, claim)
+    noise_tests.check_zeros(noise_sample, claim, test_outcomes)
+    noise_tests.check_rounds(claim, test_outcomes)
     multiplier_bound = 0.0
-    if sample.is_finite:
-        multiplier_bound = _bound_noise_multiplier(runs, sample, claim, outcomes)
-    if all(outcome.passed is not False for outcome in outcomes.by_name.values()):
+    if noise_sample.is_finite:
+        multiplier_bound = _bound_noise_multiplier(
+            aggregator_runs, noise_sample, claim, test_outcomes
+        )
+    if all(outcome.passed is not False for outcome in test_outcomes.by_name.values()):
         # If no test fails, nothing contradicts the claimed noise multiplier. So the reported bound
         # is not far below it.
         multiplier_bound = max(multiplier_bound, _MIN_FRACTION_IF_PASSED * claim.multiplier())
     for test_name in NOISE_TESTS + MOVEMENT_TESTS:
-        if test_name not in outcomes.by_name:
-            outcomes.skip(test_name, "Not made: a release was not a number.")
+        if test_name not in test_outcomes.by_name:
+            test_outcomes.skip(test_name, "Not made: a release was not a number.")
     epsilon_round, epsilon_run = claim.epsilons(multiplier_bound)
     return AggregatorAudit(
-        tests=tuple(outcomes.by_name[name] for name in TEST_NAMES),
+        tests=tuple(test_outcomes.by_name[name] for name in TEST_NAMES),
         noise_multiplier=claim.multiplier(),
         noise_multiplier_most=multiplier_bound,
         epsilon_round=epsilon_round,
         epsilon_run=epsilon_run,
         rounds_seen=rounds_seen(claim),
         participations_seen=participations_seen(claim),
-        calls=runs.calls,
+        calls=aggregator_runs.calls,
         confidence=claim.confidence,
         false_positive_rate=claim.false_positive_rate,
     )
@@ -106,30 +108,36 @@ def audit_aggregator(make: Maker, claim: AggregatorClaim) -> AggregatorAudit:
 def _bound_noise_multiplier(
     runs: AggregatorRuns, sample: NoiseSample, claim: AggregatorClaim, outcomes: Outcomes
 ) -> float:
-    """Runs all tests that need finite noise, and returns an upper bound on the noise multiplier."""
+    """Runs all tests that need releases without NaN or infinity, and returns an upper bound on the
+    noise multiplier.
+    """
     noise_model = fit_noise(sample, claim)
     noise_tests.check_tails(sample, noise_model, outcomes)
     check_dependence(sample, noise_model, claim, outcomes)
-    inputs = Inputs(claim, sample.update)
-    tests = MovementTests(Measurements(runs, inputs, noise_model, outcomes), inputs)
-    _check_function_works(tests)
-    aggregator_special.find_smaller_arrays(tests)
-    tests.run(aggregator_special.TESTS)
-    noise_tests.check_size(sample, noise_model, claim, outcomes, tests.smaller_arrays)
-    if tests.has_nonfinite_release:
+    test_inputs = Inputs(claim, sample.update)
+    movement_tests = MovementTests(
+        Measurements(runs, test_inputs, noise_model, outcomes), test_inputs
+    )
+    _check_function_works(movement_tests)
+    aggregator_special.find_smaller_arrays(movement_tests)
+    movement_tests.run(aggregator_special.TESTS)
+    noise_tests.check_size(sample, noise_model, claim, outcomes, movement_tests.smaller_arrays)
+    if movement_tests.has_nonfinite_release:
         return 0.0
     noise_ratio = noise_tests.smallest_noise_ratio(sample, noise_model, claim, outcomes)
     noise_ratio *= noise_model.movement_std / noise_model.required_std
-    return min(claim.multiplier() / tests.max_movement * noise_ratio, _MAX_NOISE_MULTIPLIER)
+    return min(
+        claim.multiplier() / movement_tests.max_movement * noise_ratio, _MAX_NOISE_MULTIPLIER
+    )
 
 
 def _check_function_works(tests: MovementTests) -> None:
     """Raises a ValueError if the function fails on updates within the clip norm."""
-    inputs = tests.inputs
-    update = inputs.update(INSIDE_NORM, inputs.all_entries)
+    test_inputs = tests.inputs
+    update = test_inputs.update(INSIDE_NORM, test_inputs.all_entries)
     advice = "updates within the clip norm: make it work on them first"
     try:
-        tests.measurements.release([update] * inputs.num_clients)
+        tests.measurements.release([update] * test_inputs.num_clients)
     except NotFiniteReleaseError as error:
         raise ValueError(f"the function gave NaN or an infinity for {advice}") from error
     except WrongResult:

@@ -1,4 +1,4 @@
-"""The claim that an audit of an aggregator tests, and the result types.
+"""The claim about an aggregator that an audit tests, and the types of the audit's results.
 
 Releases are measured in units of the sensitivity: clip_norm for a sum, clip_norm / clients for a
 mean. In these units one client moves the release by at most 1, and the claimed noise has standard
@@ -26,7 +26,8 @@ MOVEMENT_TESTS = tuple(
     "noise-with-data".split()
 )
 TEST_NAMES = NOISE_TESTS + MOVEMENT_TESTS
-# Largest chance that a test misses a deviation of the size `Outcome.sees` from the claimed value.
+# Largest probability that a test misses a deviation from the claimed value as large as
+# `Outcome.sees`.
 MISS_RATE = 1e-6
 _MIN_ENTRIES = 256
 _MAX_CLIENTS = 1_000_000
@@ -137,7 +138,9 @@ class AggregatorClaim(fields.Checked):
 
     @property
     def unit(self) -> float:
-        """Sensitivity of a release: the largest movement by one client within the clip norm."""
+        """Sensitivity of a release, which is how far one client within the clip norm can move it at
+        most.
+        """
         if self.releases == "mean":
             return self.clip_norm / self.clients
         return self.clip_norm
@@ -188,7 +191,8 @@ class Outcome:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AggregatorAudit:
-    """Result of an aggregator's audit: the outcomes of all tests, and bounds on the guarantee.
+    """Result of an aggregator's audit, with the outcomes of all tests and bounds on the privacy
+    guarantee.
 
     Attributes:
       tests: one outcome for each of `TEST_NAMES`, in that order.
@@ -228,14 +232,14 @@ class AggregatorAudit:
 
     def values(self) -> dict[str, Any]:
         """Returns all attributes in plain JSON types; an infinite epsilon is null."""
-        values = {"passed": self.passed} | dataclasses.asdict(self)
-        return values | {
-            name: finite_or_none(values[name]) for name in ("epsilon_round", "epsilon_run")
+        audit_values = {"passed": self.passed} | dataclasses.asdict(self)
+        return audit_values | {
+            name: finite_or_none(audit_values[name]) for name in ("epsilon_round", "epsilon_run")
         }
 
 
 class Outcomes:
-    """Collection of the outcomes of the tests so far, with the thresholds of a test.
+    """Outcomes of the tests so far, with the thresholds at which a test fails.
 
     Attributes:
       by_name: test name -> outcome.
@@ -261,15 +265,15 @@ class Outcomes:
     ) -> None:
         """Adds the outcome of a test, with the mistake if it failed or the remark if it passed."""
         # If the p-value is NaN, this comparison is false, so that NaN counts as a failed test.
-        passed = bool(p_value >= self.threshold)
-        comment = remark if passed else mistake
+        has_passed = bool(p_value >= self.threshold)
+        outcome_comment = remark if has_passed else mistake
         reported_p_value = 0.0
         if p_value >= 0:
             reported_p_value = min(float(p_value), 1.0)
         self.by_name[name] = Outcome(
             name=name,
-            passed=passed,
-            verdict=f"{verdict} {comment}".strip(),
+            passed=has_passed,
+            verdict=f"{verdict} {outcome_comment}".strip(),
             p_value=reported_p_value,
             sees=sees,
         )
@@ -292,7 +296,7 @@ class Outcomes:
         return _upper_quantile(self.threshold / num_tests / 2)
 
     def reach(self, num_tests: int = 1) -> float:
-        """Computes the smallest deviation from the claim that a test detects except with chance
+        """Computes the smallest deviation from the claim that a test detects with probability 1 -
         `MISS_RATE`.
 
         It is in standard deviations of the measurement.
@@ -330,7 +334,7 @@ def _upper_quantile(chance: float) -> float:
 
 
 def nearest_mistake(ratio: float, error: float, mistakes: Mapping[float, str]) -> str:
-    """Returns the mistake that best explains a measured ratio.
+    """Returns the text on the known mistake that best explains a measured ratio.
 
     The text is empty if every mistake predicts a ratio that differs by more than 5% and the error.
 

@@ -19,7 +19,7 @@ _MAX_CORRELATED_ROWS = 3_000
 # `audit_noise` examines at most this many rounds and columns of a run.
 _MAX_AUDITED_ROUNDS = 64
 _MAX_AUDITED_COLUMNS = 4_096
-# A correlation of entries is tested only if it is over at least this many pairs of entries.
+# A correlation is tested only if at least this many pairs of entries contribute to it.
 _MIN_PAIRS = 64
 # At most this many entries are transformed by one call of the fast Fourier transform.
 _MAX_BATCH_ENTRIES = 2**17
@@ -64,20 +64,22 @@ def check_dependence(
         for test in (DEPENDENCE, START):
             outcomes.skip(test.name, "Not made: there is no noise.")
         return
-    columns = np.flatnonzero(tested_entries[sample.columns])
-    column_runs = [rows[:, columns] for rows in white_rows(sample, model, whole=False)]
+    tested_columns = np.flatnonzero(tested_entries[sample.columns])
+    column_runs = [rows[:, tested_columns] for rows in white_rows(sample, model, whole=False)]
     whole_runs = [rows[:, tested_entries] for rows in white_rows(sample, model, whole=True)]
-    audited_runs = list(_audit_two_runs(column_runs, sample.columns[columns], claim))
-    dependence = [finding for finding in audited_runs if not finding.name.startswith("runs")]
-    dependence += _repeated_rounds(column_runs)
-    dependence.append(_predictable_round(column_runs))
-    dependence += _lags(whole_runs)
-    dependence.append(_reflections(whole_runs))
-    dependence.append(_equal_entries([rows[:, tested_entries] for rows in sample.whole]))
-    starts = [finding for finding in audited_runs if finding.name.startswith("runs")]
-    starts.append(_repeated_starts(column_runs))
+    audited_runs = list(_audit_two_runs(column_runs, sample.columns[tested_columns], claim))
+    dependence_findings = [
+        finding for finding in audited_runs if not finding.name.startswith("runs")
+    ]
+    dependence_findings += _repeated_rounds(column_runs)
+    dependence_findings.append(_predictable_round(column_runs))
+    dependence_findings += _lags(whole_runs)
+    dependence_findings.append(_reflections(whole_runs))
+    dependence_findings.append(_equal_entries([rows[:, tested_entries] for rows in sample.whole]))
+    between_run_findings = [finding for finding in audited_runs if finding.name.startswith("runs")]
+    between_run_findings.append(_repeated_starts(column_runs))
     num_rounds = sum(map(len, sample.in_columns))
-    for test, findings in ((DEPENDENCE, dependence), (START, starts)):
+    for test, findings in ((DEPENDENCE, dependence_findings), (START, between_run_findings)):
         worst_finding = min(findings, key=p_value_of)
         outcomes.add(
             test.name,
@@ -94,30 +96,31 @@ def p_value_of(finding: Finding) -> float:
 
 
 def is_tested(model: NoiseModel) -> np.ndarray:
-    """Returns which entries are tested, bool (entries,).
+    """Returns for each entry of a release whether its noise is tested, bool (entries,).
 
     These have noise, and are in arrays with enough samples.
     """
     num_rows = model.array_samples.sum() // len(model.entry_std)
-    sizes = model.array_samples // num_rows
-    has_enough_samples = np.repeat(model.array_samples >= _MIN_SAMPLES, sizes)
+    array_sizes = model.array_samples // num_rows
+    has_enough_samples = np.repeat(model.array_samples >= _MIN_SAMPLES, array_sizes)
     return has_enough_samples & (model.entry_std > 2e-9)
 
 
 def _audit_two_runs(
     runs: list[np.ndarray], columns: np.ndarray, claim: AggregatorClaim
 ) -> Iterator[Finding]:
-    """Yields the findings of `audit_noise` for the first two runs, except those about tails."""
+    """Yields the findings of `audit_noise` for the first two runs, without its tests of the "
+    "tails."""
     num_rounds = min(_MAX_AUDITED_ROUNDS, *(len(rows) for rows in runs[:2]))
     array_ends = np.cumsum(claim.sizes)
     column_step = max(1, math.ceil(len(columns) / _MAX_AUDITED_COLUMNS))
     audited_columns = np.arange(len(columns))[::column_step]
-    arrays = np.searchsorted(array_ends, columns[audited_columns], side="right")
-    leaves = np.bincount(arrays, minlength=len(array_ends))
+    column_arrays = np.searchsorted(array_ends, columns[audited_columns], side="right")
+    columns_per_array = np.bincount(column_arrays, minlength=len(array_ends))
     audited_rows = [run[:num_rounds, audited_columns] for run in runs[:2]]
     # If a round has no noise, its correlations are NaN.
     with np.errstate(invalid="ignore"):
-        findings = audit_noise(audited_rows, leaves=leaves.tolist()).findings
+        findings = audit_noise(audited_rows, leaves=columns_per_array.tolist()).findings
     for finding in findings:
         # The findings about tails are left out, because `check_tails` tests the tails with more
         # entries.
@@ -128,24 +131,24 @@ def _audit_two_runs(
 def _repeated_rounds(runs: list[np.ndarray]) -> Iterator[Finding]:
     """Yields a test of the largest correlation between rounds, for each of the first two runs."""
     for run_number, run in enumerate(runs[:2], 1):
-        rows = run[:_MAX_CORRELATED_ROWS]
-        if len(rows) > 1:
-            correlations = np.abs(np.tril(_correlations(rows), -1))
-            num_pairs = len(rows) * (len(rows) - 1) // 2
-            name = f"the largest correlation of two rounds of run {run_number}"
-            yield _largest_correlation(name, correlations, num_pairs, rows.shape[1])
+        first_rows = run[:_MAX_CORRELATED_ROWS]
+        if len(first_rows) > 1:
+            correlations = np.abs(np.tril(_correlations(first_rows), -1))
+            num_pairs = len(first_rows) * (len(first_rows) - 1) // 2
+            finding_name = f"the largest correlation of two rounds of run {run_number}"
+            yield _largest_correlation(finding_name, correlations, num_pairs, first_rows.shape[1])
 
 
 def _predictable_round(runs: list[np.ndarray]) -> Finding:
     """Tests whether the noise of a round can be predicted from that of all other rounds."""
     from scipy import stats
 
-    residual = least_residual(runs)
-    p_value = float(stats.chi2.cdf(residual.squares, residual.degrees))
+    smallest_residual = least_residual(runs)
+    p_value = float(stats.chi2.cdf(smallest_residual.squares, smallest_residual.degrees))
     return Finding(
         name="the least variance of a round that the other rounds leave unexplained",
-        statistic=residual.squares / residual.degrees,
-        p_value=min(1.0, residual.num_rounds * p_value),
+        statistic=smallest_residual.squares / smallest_residual.degrees,
+        p_value=min(1.0, smallest_residual.num_rounds * p_value),
     )
 
 
@@ -165,13 +168,14 @@ class Residual:
 
 
 def least_residual(runs: list[np.ndarray]) -> Residual:
-    """Returns the residual of the round that all other rounds of two runs predict best."""
+    """Returns the regression residual of the round that all other rounds of two runs predict "
+    "best."""
     num_rows = max(1, min(len(runs[0]), runs[0].shape[1] // 8))
     first_rows = np.concatenate([run[:num_rows] for run in runs[:2]])
-    gram = first_rows @ first_rows.T
-    gram += 1e-12 * np.trace(gram) / len(gram) * np.eye(len(gram))
+    row_gram = first_rows @ first_rows.T
+    row_gram += 1e-12 * np.trace(row_gram) / len(row_gram) * np.eye(len(row_gram))
     return Residual(
-        squares=float((1 / np.diagonal(np.linalg.inv(gram))).min()),
+        squares=float((1 / np.diagonal(np.linalg.inv(row_gram))).min()),
         degrees=first_rows.shape[1] - len(first_rows) + 1,
         num_rounds=len(first_rows),
     )
@@ -182,19 +186,19 @@ def _repeated_starts(runs: list[np.ndarray]) -> Finding:
     max_rows = max(1, _MAX_CORRELATED_ROWS // len(runs))
     run_rows = [run[:max_rows] for run in runs]
     all_rows = np.concatenate(run_rows)
-    run_of = np.repeat(np.arange(len(runs)), [len(all_rows) for all_rows in run_rows])
-    is_pair = run_of[:, None] > run_of
+    run_of_row = np.repeat(np.arange(len(runs)), [len(all_rows) for all_rows in run_rows])
+    is_pair = run_of_row[:, None] > run_of_row
     correlations = np.abs(_correlations(all_rows))
     correlations[~is_pair] = 0
     num_pairs = max(1, int(is_pair.sum()))
-    name = "the largest correlation of rounds of two runs"
-    return _largest_correlation(name, correlations, num_pairs, all_rows.shape[1])
+    finding_name = "the largest correlation of rounds of two runs"
+    return _largest_correlation(finding_name, correlations, num_pairs, all_rows.shape[1])
 
 
 def _correlations(rows: np.ndarray) -> np.ndarray:
     """Returns the correlation of any two rows whose mean is 0, an array (rows, rows)."""
-    norms = np.maximum(np.linalg.norm(rows, axis=1), 1e-300)
-    return (rows @ rows.T) / norms[:, None] / norms
+    row_norms = np.maximum(np.linalg.norm(rows, axis=1), 1e-300)
+    return (rows @ rows.T) / row_norms[:, None] / row_norms
 
 
 def _largest_correlation(
@@ -203,11 +207,13 @@ def _largest_correlation(
     """Tests the largest of many correlations, with Bonferroni's correction for their number."""
     from scipy import stats
 
-    largest = min(1.0, float(correlations.max()))
+    largest_correlation = min(1.0, float(correlations.max()))
     # For independent noise this statistic has Student's t distribution.
-    t = largest * math.sqrt((num_entries - 1) / max(1 - largest**2, 1e-300))
-    p_value = min(1.0, 2 * num_pairs * float(stats.t.sf(t, num_entries - 1)))
-    return Finding(name=name, statistic=largest, p_value=p_value)
+    t_statistic = largest_correlation * math.sqrt(
+        (num_entries - 1) / max(1 - largest_correlation**2, 1e-300)
+    )
+    p_value = min(1.0, 2 * num_pairs * float(stats.t.sf(t_statistic, num_entries - 1)))
+    return Finding(name=name, statistic=largest_correlation, p_value=p_value)
 
 
 def _lags(runs: list[np.ndarray]) -> Iterator[Finding]:
@@ -240,31 +246,33 @@ def _batches(rows: np.ndarray) -> Iterator[np.ndarray]:
 
 
 def _largest_lag(rows: np.ndarray, name: str, num_lags: int) -> Finding:
-    """Tests the largest autocovariance of rows at any lag, by the bound that `_lags` states."""
+    """Tests the largest autocovariance of rows at any lag, by the bound on its tail that `_lags`
+    states.
+    """
     import scipy.fft
 
     num_entries = rows.shape[1]
     if num_entries < 2 * _MIN_PAIRS:
         return Finding(name=name, statistic=0.0, p_value=1.0)
     padded_length = scipy.fft.next_fast_len(2 * num_entries, real=True)
-    spectrum = scipy.fft.rfft(rows, padded_length)
-    power_spectrum = spectrum.real**2 + spectrum.imag**2
+    fourier_transform = scipy.fft.rfft(rows, padded_length)
+    power_spectrum = fourier_transform.real**2 + fourier_transform.imag**2
     autocovariances = scipy.fft.irfft(power_spectrum, padded_length)
-    products = np.abs(autocovariances[:, 1 : num_entries - _MIN_PAIRS]).max(axis=0)
-    num_pairs = num_entries - np.arange(1, len(products) + 1)
-    root_u = _root_of_exponent(products, num_pairs)
+    largest_sums = np.abs(autocovariances[:, 1 : num_entries - _MIN_PAIRS]).max(axis=0)
+    num_pairs = num_entries - np.arange(1, len(largest_sums) + 1)
+    root_u = _root_of_exponent(largest_sums, num_pairs)
     worst_lag = int(root_u.argmax())
     p_value = min(1.0, 2 * num_lags * math.exp(-(float(root_u[worst_lag]) ** 2)))
     return Finding(
         name=f"the largest correlation of entries of {name}, {worst_lag + 1:,} apart,",
-        statistic=float(products[worst_lag] / num_pairs[worst_lag]),
+        statistic=float(largest_sums[worst_lag] / num_pairs[worst_lag]),
         p_value=p_value,
     )
 
 
 def _root_of_exponent(products: np.ndarray, num_pairs: np.ndarray) -> np.ndarray:
-    """Returns sqrt(u) for which the bound of `_lags` on a sum of products equals the given sum,
-    entry by entry.
+    """Returns for each sum of products the value sqrt(u) at which the bound of `_lags` equals the
+    sum.
 
     The bound is sqrt(2 pairs u) + 2 u.
     """
@@ -286,20 +294,20 @@ def _reflections(runs: list[np.ndarray]) -> Finding:
         num_index_sums = 2 * num_entries - 1
         padded_length = scipy.fft.next_fast_len(2 * num_entries, real=True)
         squared_spectrum = scipy.fft.rfft(rows, padded_length) ** 2
-        sums = scipy.fft.irfft(squared_spectrum, padded_length)[:, :num_index_sums]
-        # The sum is over products of two different entries, so the squares of the entries are
+        entry_sums = scipy.fft.irfft(squared_spectrum, padded_length)[:, :num_index_sums]
+        # The statistic sums products of two different entries, so the squares of single entries are
         # subtracted.
-        sums[:, ::2] -= rows**2
-        distances = np.abs(np.arange(num_index_sums) - (num_entries - 1))
-        num_pairs = (num_entries - distances) // 2
-        products = np.abs(sums).max(axis=0) / 2 * (num_pairs >= _MIN_PAIRS)
-        root_u = _root_of_exponent(products, num_pairs)
+        entry_sums[:, ::2] -= rows**2
+        center_distances = np.abs(np.arange(num_index_sums) - (num_entries - 1))
+        num_pairs = (num_entries - center_distances) // 2
+        largest_sums = np.abs(entry_sums).max(axis=0) / 2 * (num_pairs >= _MIN_PAIRS)
+        root_u = _root_of_exponent(largest_sums, num_pairs)
         index_sum = int(root_u.argmax())
         p_value = min(1.0, 2 * num_sums * math.exp(-(float(root_u[index_sum]) ** 2)))
         if p_value < worst_finding.p_value:
             worst_finding = Finding(
                 name=f"the correlation of entries of a round whose numbers add up to {index_sum:,}",
-                statistic=float(products[index_sum] / max(num_pairs[index_sum], 1)),
+                statistic=float(largest_sums[index_sum] / max(num_pairs[index_sum], 1)),
                 p_value=p_value,
             )
     return worst_finding
@@ -317,21 +325,21 @@ def _equal_entries(runs: list[np.ndarray]) -> Finding:
     sorted_values = sorted_values[sorted_values != 0]
     sorted_values = sorted_values[np.argsort(np.abs(sorted_values), kind="stable")]
     is_equal = np.abs(sorted_values[1:]) == np.abs(sorted_values[:-1])
-    indices = np.arange(len(sorted_values))
+    entry_indices = np.arange(len(sorted_values))
     starts_group = np.concatenate([[True], ~is_equal])
-    rank = indices - np.maximum.accumulate(np.where(starts_group, indices, 0))
-    # Entries with equal absolute values are paired: the first with the second, the third with the
-    # fourth, and so on. So no entry is in two pairs.
-    second_indices = np.flatnonzero(rank % 2 == 1)
+    rank_in_group = entry_indices - np.maximum.accumulate(np.where(starts_group, entry_indices, 0))
+    # Among entries with equal absolute values, the first is paired with the second, the third with
+    # the fourth, and so on. So no entry is in two pairs.
+    second_indices = np.flatnonzero(rank_in_group % 2 == 1)
     num_equal_signs = int(
         (np.sign(sorted_values[second_indices]) == np.sign(sorted_values[second_indices - 1])).sum()
     )
     num_pairs = len(second_indices)
     p_value = 1.0
     if num_pairs:
-        at_most = stats.binom.cdf(num_equal_signs, num_pairs, 0.5)
-        at_least = stats.binom.sf(num_equal_signs - 1, num_pairs, 0.5)
-        p_value = min(1.0, 2 * float(at_most), 2 * float(at_least))
+        chance_at_most = stats.binom.cdf(num_equal_signs, num_pairs, 0.5)
+        chance_at_least = stats.binom.sf(num_equal_signs - 1, num_pairs, 0.5)
+        p_value = min(1.0, 2 * float(chance_at_most), 2 * float(chance_at_least))
     return Finding(
         name=f"the fraction of equal signs among {num_pairs:,} pairs of entries of equal size",
         statistic=num_equal_signs / max(num_pairs, 1),

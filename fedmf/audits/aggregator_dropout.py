@@ -1,4 +1,4 @@
-"""Test of whether the guarantee holds in rounds in which clients are missing."""
+"""Test of whether an aggregator's guarantee holds in rounds in which clients are missing."""
 
 import functools
 import math
@@ -17,7 +17,8 @@ _NUM_COMPARISONS = 5
 
 
 def check_dropout(tests: MovementTests) -> None:
-    """Tests that the other clients do not move a release farther when clients are missing."""
+    """Tests that the remaining clients do not move a release farther when some clients are "
+    "missing."""
     chance, noise_in_words = _noise_without_clients(tests)
     if chance < tests.outcomes.threshold:
         tests.outcomes.add(
@@ -28,7 +29,7 @@ def check_dropout(tests: MovementTests) -> None:
             "round, or release nothing where one client is missing.",
         )
         return
-    movements = []
+    measured_movements = []
     error_names = []
     for scenario in _dropout_scenarios(tests.inputs):
         try:
@@ -38,16 +39,16 @@ def check_dropout(tests: MovementTests) -> None:
         except NotFiniteReleaseError:
             if len(scenario.updates()) < tests.inputs.num_clients:
                 raise
-            # The release is not finite, because a client sent NaN. The test `not-finite` reports
-            # this mistake, so this test does not.
+            # The release is not finite because a client sent NaN. The test `not-finite` reports
+            # this mistake, so the dropout test does not.
             tests.measurements.runs.start()
             continue
         except Exception as error:
             error_names.append(type(error).__name__)
             tests.measurements.runs.start()
             continue
-        movements.append(_dropout_movement(tests, scenario, estimate))
-    tests.add_outcome("dropout", movements, error_names)
+        measured_movements.append(_dropout_movement(tests, scenario, estimate))
+    tests.add_outcome("dropout", measured_movements, error_names)
 
 
 def _dropout_scenarios(inputs: Inputs) -> Iterator[Scenario]:
@@ -92,7 +93,9 @@ def _dropout_scenario(
 
 
 def _dropout_movement(tests: MovementTests, scenario: Scenario, estimate: Estimate) -> Movement:
-    """Compares a movement with the claim, relative to the noise in rounds with missing clients."""
+    """Compares the movement of a release with the claim, relative to the noise in rounds with
+    missing clients.
+    """
     noise_std = max(math.sqrt(estimate.residual_squares / estimate.residual_degrees), 1e-9)
     if not tests.measurements.noise_model.exists:
         noise_std = 1.0
@@ -126,15 +129,15 @@ def _noise_without_clients(tests: MovementTests) -> tuple[float, str]:
     try:
         estimate = measurements.measure(scenario, with_residual=True)
     except Exception:
-        # Either the function has refused the round, or its release is not finite. In both cases the
-        # round does not show how large the noise is.
+        # The function has refused a round without clients, or released values that are not finite.
+        # In both cases the size of the noise stays unknown.
         measurements.runs.start()
         return 1.0, ""
     if not measurements.noise_model.exists:
         return 1.0, ""
     variance_ratio = estimate.residual_squares / estimate.residual_degrees
-    chance = float(stats.f.cdf(variance_ratio, estimate.residual_degrees, base_degrees))
+    lower_tail = float(stats.f.cdf(variance_ratio, estimate.residual_degrees, base_degrees))
     noise_in_words = (
         f"the noise is {math.sqrt(variance_ratio):.4g} times as large as with updates of zeros"
     )
-    return chance * _NUM_COMPARISONS, noise_in_words
+    return lower_tail * _NUM_COMPARISONS, noise_in_words

@@ -1,4 +1,6 @@
-"""Estimates of how far an aggregator's release moves along a direction, and baselines of them."""
+"""Estimates of how far client updates move an aggregator's release along a direction, and estimates
+for baseline scenarios.
+"""
 
 import dataclasses
 from collections.abc import Callable
@@ -47,7 +49,7 @@ class Estimate:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Movement:
-    """Movement of a release relative to the movement that the claim allows.
+    """How far a client moves a release, relative to the movement that the claim allows.
 
     Attributes:
       scenario: the updates that were sent.
@@ -68,18 +70,18 @@ class BaselineEstimates:
     """Cache of the estimates of baseline scenarios, so that each is measured once."""
 
     def __init__(self) -> None:
-        # A list and not a dict, because scenarios contain arrays and are not hashable. Scenarios
-        # are compared by identity.
+        # The estimates are in a list of pairs, because scenarios contain arrays and cannot be keys
+        # of a dict. Scenarios are compared by identity.
         self._measured: list[tuple[Scenario, Estimate]] = []
 
     def get(self, scenario: Scenario, measure: Callable[[Scenario], Estimate]) -> Estimate:
         """Returns the estimate of a scenario, which is measured on the first call."""
-        for measured_scenario, estimate in self._measured:
+        for measured_scenario, new_estimate in self._measured:
             if measured_scenario is scenario:
-                return estimate
-        estimate = measure(scenario)
-        self._measured.append((scenario, estimate))
-        return estimate
+                return new_estimate
+        new_estimate = measure(scenario)
+        self._measured.append((scenario, new_estimate))
+        return new_estimate
 
 
 class Projection:
@@ -108,7 +110,5 @@ class Projection:
         return self._sum_by_owner(release * self._entry_weights)
 
     def _sum_by_owner(self, entries: np.ndarray) -> np.ndarray:
-        """Sums the entries that belong to each unit vector, and returns one number for each of
-        them.
-        """
+        """Sums the entries that belong to each unit vector, and returns one sum per unit vector."""
         return np.bincount(self.owner, entries[self.is_owned], minlength=self.num_owners)

@@ -1,4 +1,5 @@
-"""Updates that an audit sends to an aggregator, with the movement that the claim allows.
+"""Updates that an audit sends to an aggregator, with the movement of the release that the claim
+allows.
 
 A `Scenario` is one row of the table in `fedmf.audits.aggregator_scenarios`.
 """
@@ -31,7 +32,7 @@ class Direction:
 
     @property
     def count(self) -> int:
-        """Number of unit vectors."""
+        """Number of unit vectors of the direction."""
         return int(self.owner.max()) + 1
 
 
@@ -40,7 +41,8 @@ Updates = Callable[[], list[np.ndarray]]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Scenario:
-    """Updates that clients send in a round, with the movement that the claim allows.
+    """Updates that clients send in a round of a test, with the movement of the release that the
+    claim allows.
 
     Attributes:
       test: name of the test that the scenario belongs to.
@@ -84,7 +86,7 @@ class Scenario:
 
 
 class Inputs:
-    """Factory of updates with the shapes of a claim.
+    """Factory of client updates whose arrays have the shapes that a claim states.
 
     Attributes:
       zero_update: an update of zeros, or a small one if the function raises an error on zeros.
@@ -98,13 +100,13 @@ class Inputs:
         self.claim = claim
         self.zero_update = zero_update
         self.num_clients = claim.clients
-        sizes = np.array(claim.sizes)
-        self.num_entries = int(sizes.sum())
-        self.num_arrays = len(sizes)
+        array_sizes = np.array(claim.sizes)
+        self.num_entries = int(array_sizes.sum())
+        self.num_arrays = len(array_sizes)
         rng = np.random.default_rng(claim.seed)
         self.signs = rng.choice([-1.0, 1.0], self.num_entries)
-        self.array_of = np.repeat(np.arange(len(sizes)), sizes)
-        self.starts = np.cumsum([0, *sizes[:-1]])
+        self.array_of = np.repeat(np.arange(len(array_sizes)), array_sizes)
+        self.starts = np.cumsum([0, *array_sizes[:-1]])
         self._single_owner = np.zeros(self.num_entries, int)
         self.all_entries = self.direction(self.signs)
         is_even = np.arange(self.num_entries) % 2 == 0
@@ -118,7 +120,9 @@ class Inputs:
         return Direction(vector=unit_vector, owner=self._single_owner)
 
     def update(self, norm: float, direction: Direction, dtype: type = np.float32) -> np.ndarray:
-        """Returns an update along a direction with one vector; its norm is given in clip norms."""
+        """Returns an update along a direction that has a single vector, where `norm` is in units of
+        the clip norm.
+        """
         return (norm * self.claim.clip_norm * direction.vector).astype(dtype)
 
     def from_all(self, update: np.ndarray) -> Updates:
@@ -150,10 +154,11 @@ class Inputs:
 
         The movement is that of an update with this norm.
         """
-        arrays = self.num_arrays
+        num_arrays = self.num_arrays
+        root_of_arrays = math.sqrt(num_arrays)
         return {
             norm: "No clip, one that begins above a threshold, or a clip of each array by itself, "
             "does this.",
-            math.sqrt(arrays): f"Clipping each of the {arrays} arrays by itself does this: the "
-            f"sensitivity is sqrt({arrays}).",
+            root_of_arrays: f"Clipping each of the {num_arrays} arrays by itself does this: the "
+            f"sensitivity is sqrt({num_arrays}).",
         }

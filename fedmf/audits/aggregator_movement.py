@@ -1,4 +1,4 @@
-"""Measurement of movements: how far the updates of clients move a release.
+"""Measurement of how far the updates of clients move a release.
 
 A movement is the projection of releases on the direction of the updates, where the noise is known.
 
@@ -28,8 +28,8 @@ from fedmf.audits.aggregator_inputs import Inputs, Scenario, Updates
 from fedmf.audits.aggregator_noise import NoiseModel
 from fedmf.audits.aggregator_runs import AggregatorRuns
 
-# A movement is the distance by which a client's update moves a release. If an update has a million
-# float32 entries, the relative rounding error of its movement is at most this.
+# Largest relative rounding error of a movement, which is the distance by which a client's update
+# moves a release. It holds for updates of a million float32 entries.
 _FLOAT32_ERROR = 1e-4
 # Largest number of entries that all clients together send in one test scenario, summed over its
 # rounds.
@@ -54,7 +54,9 @@ class _MeasuredRounds:
 
 
 class Measurements:
-    """Measurement of movements, each by as many calls of the function as its noise requires."""
+    """Measurements of how far updates move a release. Each calls the audited function as often as
+    its noise requires.
+    """
 
     def __init__(
         self, runs: AggregatorRuns, inputs: Inputs, noise_model: NoiseModel, outcomes: Outcomes
@@ -90,29 +92,29 @@ class Measurements:
         round_weights, variance = self._round_weights(scenario)
         num_blocks = self._num_blocks(scenario, variance)
         projection = Projection(scenario.direction, self.noise_model.entry_std)
-        rounds = self._measure_rounds(
+        measured_rounds = self._measure_rounds(
             scenario, projection, round_weights, num_blocks, with_residual=with_residual
         )
         residual_degrees = 0
         if with_residual:
             num_free_entries = len(self.array_of) - self._num_arrays
             residual_degrees = num_blocks * len(round_weights) * num_free_entries
-        movement = rounds.by_block.mean(axis=0)
-        # Correlated noise is whitened over blocks of several rounds. Then a single period of a run
-        # has no estimate of its own.
-        is_measured = (rounds.period_counts > 0) & (self.noise_model.block == 1)
-        period_counts = rounds.period_counts[is_measured]
+        movement = measured_rounds.by_block.mean(axis=0)
+        # Correlated noise is whitened over blocks of rounds, so single periods of a run have no
+        # estimates of their own.
+        is_measured = (measured_rounds.period_counts > 0) & (self.noise_model.block == 1)
+        period_counts = measured_rounds.period_counts[is_measured]
         return Estimate(
             movement=movement,
             std=math.sqrt(variance / num_blocks),
             relative_error=self._relative_error(projection),
             gains=projection.gains,
-            by_period=rounds.period_sums[is_measured] / period_counts[:, None],
+            by_period=measured_rounds.period_sums[is_measured] / period_counts[:, None],
             period_stds=1 / np.sqrt(period_counts),
             period_names=tuple(itertools.compress(self._periods(), is_measured)),
-            residual_squares=rounds.residual_squares,
+            residual_squares=measured_rounds.residual_squares,
             residual_degrees=residual_degrees,
-            along_squares=float(((rounds.by_block - movement) ** 2).sum()) / variance,
+            along_squares=float(((measured_rounds.by_block - movement) ** 2).sum()) / variance,
             along_degrees=num_blocks - 1,
         )
 
@@ -129,12 +131,14 @@ class Measurements:
         covariance = np.eye(block_length)
         if self.noise_model.block > 1:
             covariance = self.noise_model.covariance
-        design = np.zeros((block_length, num_earlier + 1))
+        design_matrix = np.zeros((block_length, num_earlier + 1))
         for t in range(block_length):
-            design[t, min(t % cycle_length, num_earlier)] = 1
-        precision = np.linalg.inv(covariance)
-        variance = np.linalg.inv(design.T @ precision @ design)
-        return (variance @ design.T @ precision)[-1], float(variance[-1, -1])
+            design_matrix[t, min(t % cycle_length, num_earlier)] = 1
+        precision_matrix = np.linalg.inv(covariance)
+        estimate_variances = np.linalg.inv(design_matrix.T @ precision_matrix @ design_matrix)
+        return (estimate_variances @ design_matrix.T @ precision_matrix)[-1], float(
+            estimate_variances[-1, -1]
+        )
 
     def _num_blocks(self, scenario: Scenario, variance: float) -> int:
         """Returns the number of blocks of rounds that must be measured to detect a movement above
@@ -168,39 +172,49 @@ class Measurements:
         *,
         with_residual: bool,
     ) -> _MeasuredRounds:
-        """Calls the function with a scenario's updates, and sums projections of its releases."""
-        cycle: list[Updates] = [scenario.updates] * scenario.num_measured_rounds
+        """Calls the audited function with a scenario's updates, and sums projections of its
+        releases.
+        """
+        update_makers: list[Updates] = [scenario.updates] * scenario.num_measured_rounds
         if scenario.earlier_updates is not None:
-            cycle = [scenario.earlier_updates] * scenario.num_earlier_rounds + cycle
-        updates_by_maker = {maker: maker() for maker in dict.fromkeys(cycle)}
-        cycle_updates = [updates_by_maker[maker] for maker in cycle]
-        periods = self._periods()
-        sums = _MeasuredRounds(
+            update_makers = [scenario.earlier_updates] * scenario.num_earlier_rounds + update_makers
+        updates_by_maker = {maker: maker() for maker in dict.fromkeys(update_makers)}
+        cycle_updates = [updates_by_maker[maker] for maker in update_makers]
+        rounds_by_period = self._periods()
+        measured_rounds = _MeasuredRounds(
             by_block=np.zeros((num_blocks, projection.num_owners)),
-            period_sums=np.zeros((len(periods), projection.num_owners)),
-            period_counts=np.zeros(len(periods)),
+            period_sums=np.zeros((len(rounds_by_period), projection.num_owners)),
+            period_counts=np.zeros(len(rounds_by_period)),
         )
         # The scenario is measured in a new run. Otherwise, a function that averages over rounds
         # would mix in rounds of an earlier scenario.
         self.runs.start()
         for block_index in range(num_blocks):
-            needs_start = self.noise_model.block > 1 or scenario.earlier_updates is not None
-            if block_index and needs_start:
+            needs_new_run = self.noise_model.block > 1 or scenario.earlier_updates is not None
+            if block_index and needs_new_run:
                 self.runs.start()
             white_rows = []
             for t in range(len(round_weights)):
-                row = self.release(cycle_updates[t % len(cycle_updates)], scenario.examples)
-                row_movement = projection(row)
-                sums.by_block[block_index] += round_weights[t] * row_movement / projection.gains
+                scaled_release = self.release(
+                    cycle_updates[t % len(cycle_updates)], scenario.examples
+                )
+                row_movement = projection(scaled_release)
+                measured_rounds.by_block[block_index] += (
+                    round_weights[t] * row_movement / projection.gains
+                )
                 if scenario.by_period:
-                    is_inside = np.array([self.runs.round in rounds for rounds in periods.values()])
-                    sums.period_sums += is_inside[:, None] * row_movement / projection.gains
-                    sums.period_counts += is_inside
+                    is_in_period = np.array(
+                        [self.runs.round in rounds for rounds in rounds_by_period.values()]
+                    )
+                    measured_rounds.period_sums += (
+                        is_in_period[:, None] * row_movement / projection.gains
+                    )
+                    measured_rounds.period_counts += is_in_period
                 if with_residual:
-                    white_rows.append(row / self.noise_model.entry_std)
+                    white_rows.append(scaled_release / self.noise_model.entry_std)
             if with_residual:
-                sums.residual_squares += self._residual_squares(np.array(white_rows))
-        return sums
+                measured_rounds.residual_squares += self._residual_squares(np.array(white_rows))
+        return measured_rounds
 
     def _relative_error(self, projection: Projection) -> np.ndarray:
         """Returns the relative error of the estimated noise scale along each unit vector."""
@@ -214,45 +228,49 @@ class Measurements:
         return np.hypot(relative_error, self.noise_model.multiplier_error)
 
     def _periods(self) -> dict[str, range]:
-        """Returns parts of a run in which movements are tested, by their names.
+        """Returns the parts of a run in which movements are tested, as ranges of rounds by name.
 
         The rounds of a part are numbered from 1.
         """
-        length = self.runs.length
+        run_length = self.runs.length
         return {
-            "the first rounds": range(1, max(1, length // 4) + 1),
-            "the second half of a run": range(length // 2 + 1, length + 1),
-            "the last rounds": range(3 * length // 4 + 1, length + 1),
+            "the first rounds": range(1, max(1, run_length // 4) + 1),
+            "the second half of a run": range(run_length // 2 + 1, run_length + 1),
+            "the last rounds": range(3 * run_length // 4 + 1, run_length + 1),
         }
 
     def release(
         self, updates: list[np.ndarray], examples: Sequence[int] | None = None
     ) -> np.ndarray:
-        """Calls the function, and returns its release divided by the noise scale of the round.
+        """Calls the audited function, and returns its release divided by the noise scale of the
+        round.
 
         Raises:
           NotFiniteReleaseError: the release holds NaN or an infinity.
         """
-        row = self.runs.release(updates, examples)
-        if not np.isfinite(row).all():
+        release_row = self.runs.release(updates, examples)
+        if not np.isfinite(release_row).all():
             raise NotFiniteReleaseError("the release is not a number")
-        return row / self.noise_model.round_scale[self.runs.round - 1]
+        return release_row / self.noise_model.round_scale[self.runs.round - 1]
 
     def _residual_squares(self, rows: np.ndarray) -> float:
-        """Returns the sum of squares of the whitened noise, without the movement of each array."""
+        """Returns the sum of squares of the whitened noise, without the part that updates may have
+        caused in each array.
+        """
         whitener = np.linalg.inv(np.linalg.cholesky(self.noise_model.covariance))
         if self.noise_model.block > 1:
             rows = whitener @ rows
         total_squares = float((rows**2).sum())
-        starts = np.cumsum([0, *self.claim.sizes[:-1]])
-        array_sums = np.add.reduceat(rows * self.signs, starts, axis=1)
+        array_starts = np.cumsum([0, *self.claim.sizes[:-1]])
+        array_sums = np.add.reduceat(rows * self.signs, array_starts, axis=1)
         array_movements = array_sums / np.sqrt(self.claim.sizes)
         return max(total_squares - float((array_movements**2).sum()), 0.0)
 
     def movements(
         self, scenario: Scenario, num_tests: int, baselines: BaselineEstimates
     ) -> Iterator[Movement]:
-        """Measures a scenario, and yields the movement along each unit vector beside the claim.
+        """Measures a scenario, and yields the movement along each unit vector compared with the
+        claim.
 
         Args:
           scenario: the updates to send.
@@ -263,18 +281,18 @@ class Measurements:
         movement = estimate.movement
         std = estimate.std
         if scenario.baseline is not None:
-            baseline = baselines.get(scenario.baseline, self.measure)
-            movement = movement - baseline.movement
-            std = math.hypot(std, baseline.std)
-        groups = [(scenario, movement, std)]
+            baseline_estimate = baselines.get(scenario.baseline, self.measure)
+            movement = movement - baseline_estimate.movement
+            std = math.hypot(std, baseline_estimate.std)
+        movement_groups = [(scenario, movement, std)]
         for period_name, period_movement, period_std in zip(
             estimate.period_names, estimate.by_period, estimate.period_stds, strict=True
         ):
             scenario_text = f"{scenario.description}, in {period_name}"
             period_scenario = dataclasses.replace(scenario, description=scenario_text)
-            groups.append((period_scenario, period_movement, float(period_std)))
-        num_comparisons = num_tests * len(movement) * len(groups)
-        for group_scenario, group_movement, group_std in groups:
+            movement_groups.append((period_scenario, period_movement, float(period_std)))
+        num_comparisons = num_tests * len(movement) * len(movement_groups)
+        for group_scenario, group_movement, group_std in movement_groups:
             for value, relative_error in zip(
                 np.abs(group_movement), estimate.relative_error, strict=True
             ):
@@ -294,18 +312,18 @@ class Measurements:
         import scipy.special
 
         allowed_deviation = self.allowed_deviation(scenario.allowed_movement)
-        size = movement / allowed_deviation
+        relative_movement = movement / allowed_deviation
         std_at_claim = math.hypot(std / allowed_deviation, relative_error)
-        degrees = math.inf
+        degrees_of_freedom = math.inf
         if relative_error > 0:
-            degrees = 1 / (2 * relative_error**2)
-        excess = (size - 1 - _FLOAT32_ERROR) / std_at_claim
+            degrees_of_freedom = 1 / (2 * relative_error**2)
+        standardised_excess = (relative_movement - 1 - _FLOAT32_ERROR) / std_at_claim
         # The p-value is doubled, because a client may move a release in either direction.
-        tail = float(scipy.special.stdtr(max(degrees, 1.0), -excess))
+        tail_chance = float(scipy.special.stdtr(max(degrees_of_freedom, 1.0), -standardised_excess))
         return Movement(
             scenario=scenario,
-            size=size,
+            size=relative_movement,
             std_at_claim=std_at_claim,
-            std=math.hypot(std / allowed_deviation, size * relative_error),
-            p_value=2 * num_comparisons * tail,
+            std=math.hypot(std / allowed_deviation, relative_movement * relative_error),
+            p_value=2 * num_comparisons * tail_chance,
         )

@@ -1,4 +1,4 @@
-"""Tests of how far clients move a release, and the bound on this movement."""
+"""Tests of how far clients move a release, and an upper bound on the largest movement."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -10,9 +10,8 @@ from fedmf.audits.aggregator_movement import Measurements
 from fedmf.audits.aggregator_runs import WrongResult
 from fedmf.audits.aggregator_scenarios import scenarios
 
-# Largest difference, in standard deviations, between the measured effect of a client's update on a
-# release and the effect that a known mistake predicts, with which the mistake still counts as the
-# explanation.
+# A known mistake counts as the explanation of a measured movement if the movement that it predicts
+# differs by at most this many standard deviations.
 _MAX_DEVIATIONS_FROM_MISTAKE = 4.0
 
 
@@ -41,7 +40,7 @@ class MovementTests:
         self._skipped_names = (self.claim.leave_out or "").split(",")
 
     def run(self, special_tests: "Mapping[str, SpecialTest]") -> None:
-        """Runs all tests that the claim does not leave out.
+        """Runs all movement tests except those that the claim excludes.
 
         Args:
           special_tests: test name -> test that needs more than rows of the table.
@@ -70,12 +69,12 @@ class MovementTests:
             self.outcomes.skip(test_name, skip_reason)
             return
         num_tests = sum(row.direction.count for row in rows)
-        baselines = BaselineEstimates()
+        baseline_estimates = BaselineEstimates()
         movements = []
         error_names = []
         for row in rows:
             try:
-                movements += list(self.measurements.movements(row, num_tests, baselines))
+                movements += list(self.measurements.movements(row, num_tests, baseline_estimates))
             except WrongResult:
                 raise
             except NotFiniteReleaseError:
@@ -111,15 +110,19 @@ class MovementTests:
           remark: comment on a passed test.
         """
         if not movements:
-            refusal = f"The function refused all updates ({', '.join(sorted(set(error_names)))})."
-            self.outcomes.add(test_name, 1.0, refusal)
+            refusal_text = (
+                f"The function refused all updates ({', '.join(sorted(set(error_names)))})."
+            )
+            self.outcomes.add(test_name, 1.0, refusal_text)
             return
         if not self._is_measured:
             self._is_measured = True
             self.max_movement = 1e-9
-        width = self.outcomes.width(len(movements))
+        interval_width = self.outcomes.width(len(movements))
         for movement in movements:
-            self.max_movement = max(self.max_movement, movement.size - width * movement.std)
+            self.max_movement = max(
+                self.max_movement, movement.size - interval_width * movement.std
+            )
         worst_movement = min(movements, key=lambda movement: (movement.p_value, -movement.size))
         smallest_std = min(movement.std_at_claim for movement in movements)
         self.outcomes.add(
@@ -144,8 +147,8 @@ class MovementTests:
     def _mistake(self, movement: Movement) -> str:
         """Returns a text on the mistake that most likely causes a movement."""
         scenario = movement.scenario
-        error = _MAX_DEVIATIONS_FROM_MISTAKE * movement.std_at_claim
-        return nearest_mistake(movement.size, error, scenario.mistakes) or scenario.mistake
+        ratio_error = _MAX_DEVIATIONS_FROM_MISTAKE * movement.std_at_claim
+        return nearest_mistake(movement.size, ratio_error, scenario.mistakes) or scenario.mistake
 
 
 SpecialTest = Callable[[MovementTests], None]

@@ -17,42 +17,39 @@ from fedmf.audits.aggregator_runs import AggregatorRuns, WrongResult
 from fedmf.audits.worst_case import worst_contributions
 from fedmf.participation.schema import Participation
 
-# The tests must detect Gaussian noise whose tails are cut off at this many standard deviations.
+# The tests must detect Gaussian noise that is truncated at this many standard deviations.
 DETECTED_CUT = 4.0
 # The error rate of the tail tests is divided by this number, an upper bound on how many tail tests
 # there are.
 _NUM_TAIL_TESTS = 16
-# The number of sampled entries is multiplied by this factor. The estimated scale of a small array
-# may be wrong by 1%, so that a cut seems 1% farther out, and detecting it takes a fifth more
-# entries.
+# Factor by which more entries are sampled than the tail tests need. It makes up for an error of 1%
+# in the estimated noise scale of a small array.
 _SCALE_MARGIN = 1.2
 # Largest number of rounds, at the start of a run, over which correlated noise is whitened (made
 # independent). The effect of updates on the releases is measured in these rounds.
 MAX_BLOCK_ROUNDS = 8
-# While noise is sampled, the clients send updates of zeros (or small ones, if the function refuses
-# zeros). This is the largest number of entries that all clients together send, over all rounds.
+# Largest number of entries that all clients together send, over all rounds, while noise is sampled.
 _MAX_SENT_ENTRIES = 1e9
 # At most this many rounds of a run are sampled.
 _MAX_SAMPLED_ROUNDS = 4096
-# Some rounds are stored with all entries of their releases. Over all runs, these rounds have at
-# most this many entries.
+# Largest number of entries, over all runs, in the rounds whose releases are stored completely.
 _MAX_WHOLE_ENTRIES = 2**21
-# Some columns (entries of a release) are stored for every round: at most _MAX_COLUMNS columns, and
-# at most _MAX_COLUMN_ENTRIES entries in all.
+# Some columns (entries of a release) are stored for every round. They are at most _MAX_COLUMNS
+# columns and at most _MAX_COLUMN_ENTRIES entries in all.
 _MAX_COLUMN_ENTRIES = 2**23
 _MAX_COLUMNS = 4096
 # The covariance of all rounds of a run is estimated from at least twice as many samples as rounds,
 # plus this number.
 _EXTRA_COVARIANCE_SAMPLES = 8192
 _MIN_STD = 1e-9
-# A test checks whether all rounds have the same noise scale. If its p-value is below this, each
-# round gets a scale of its own.
+# Each round gets a noise scale of its own if a test of equal scales has a p-value below this
+# threshold.
 _SAME_SCALE_P_VALUE = 1e-3
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NoiseSample:
-    """Sampled noise: releases for updates of zeros, in units of the sensitivity.
+    """Sampled noise, which consists of releases for updates of zeros, in units of the sensitivity.
 
     Attributes:
       whole: one array for each run, (rounds stored whole, entries).
@@ -109,7 +106,7 @@ class NoiseModel:
 
     @property
     def block(self) -> int:
-        """Number of rounds of a block, over which noise is whitened."""
+        """Number of rounds in a block of rounds whose noise is whitened together."""
         return len(self.covariance)
 
     @property
@@ -154,7 +151,7 @@ def participations_seen(claim: AggregatorClaim) -> int:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _SamplingPlan:
-    """Numbers of runs and rounds that are sampled, and of entries that are stored.
+    """Numbers of runs and rounds in which noise is sampled, and of entries that are stored.
 
     Attributes:
       run_lengths: number of rounds of each run.
@@ -174,8 +171,8 @@ def _sampling_plan(claim: AggregatorClaim) -> _SamplingPlan:
     """
     num_entries = sum(claim.sizes)
     num_rounds = rounds_seen(claim)
-    threshold = claim.false_positive_rate / len(TEST_NAMES) / _NUM_TAIL_TESTS
-    min_samples = _SCALE_MARGIN * tails.entries_to_see(DETECTED_CUT, threshold=threshold)
+    tail_threshold = claim.false_positive_rate / len(TEST_NAMES) / _NUM_TAIL_TESTS
+    min_samples = _SCALE_MARGIN * tails.entries_to_see(DETECTED_CUT, threshold=tail_threshold)
     min_rounds = math.ceil(min_samples / num_entries)
     affordable_columns = max(256, _MAX_COLUMN_ENTRIES // (2 * num_rounds))
     num_columns = min(num_entries, _MAX_COLUMNS, affordable_columns)
@@ -186,15 +183,15 @@ def _sampling_plan(claim: AggregatorClaim) -> _SamplingPlan:
             num_columns=num_columns,
             num_whole_rounds=max(4, _MAX_WHOLE_ENTRIES // (num_runs * num_entries)),
         )
-    block = block_length(claim)
+    block_rounds = block_length(claim)
     num_columns = min(num_entries, max(num_columns, num_rounds))
     min_covariance_samples = 2 * num_rounds + _EXTRA_COVARIANCE_SAMPLES
     num_whole_runs = max(2, math.ceil(min_covariance_samples / num_columns))
-    num_short_runs = math.ceil(min_rounds / block) - num_whole_runs
+    num_short_runs = math.ceil(min_rounds / block_rounds) - num_whole_runs
     return _SamplingPlan(
-        run_lengths=[num_rounds] * num_whole_runs + [block] * num_short_runs,
+        run_lengths=[num_rounds] * num_whole_runs + [block_rounds] * num_short_runs,
         num_columns=num_columns,
-        num_whole_rounds=block,
+        num_whole_rounds=block_rounds,
     )
 
 
@@ -206,40 +203,40 @@ def sample_noise(runs: AggregatorRuns, claim: AggregatorClaim) -> NoiseSample:
     """
     num_entries = sum(claim.sizes)
     update, raised = _working_update(runs, claim, num_entries)
-    updates = [update] * claim.clients
-    plan = _sampling_plan(claim)
+    client_updates = [update] * claim.clients
+    sampling_plan = _sampling_plan(claim)
     rng = np.random.default_rng(claim.seed)
-    columns = np.sort(rng.choice(num_entries, plan.num_columns, replace=False))
-    starts = np.cumsum([0, *claim.sizes[:-1]])
+    stored_columns = np.sort(rng.choice(num_entries, sampling_plan.num_columns, replace=False))
+    array_starts = np.cumsum([0, *claim.sizes[:-1]])
     whole_rounds = []
-    in_columns = []
-    squares = []
-    round_of = []
+    column_samples = []
+    array_squares = []
+    sampled_rounds = []
     entry_squares = np.zeros(num_entries)
     is_finite = True
-    for run_length in plan.run_lengths:
+    for run_length in sampling_plan.run_lengths:
         runs.start()
-        whole_rows = np.empty((min(plan.num_whole_rounds, run_length), num_entries))
-        column_rows = np.empty((run_length, plan.num_columns))
+        whole_rows = np.empty((min(sampling_plan.num_whole_rounds, run_length), num_entries))
+        column_rows = np.empty((run_length, sampling_plan.num_columns))
         for t in range(run_length):
-            row = runs.release(updates)
-            is_finite = is_finite and bool(np.isfinite(row).all())
-            column_rows[t] = row[columns]
+            release_row = runs.release(client_updates)
+            is_finite = is_finite and bool(np.isfinite(release_row).all())
+            column_rows[t] = release_row[stored_columns]
             if t < len(whole_rows):
-                whole_rows[t] = row
-            entry_squares += row**2
-            squares.append(np.add.reduceat(row**2, starts))
-            round_of.append(t)
+                whole_rows[t] = release_row
+            entry_squares += release_row**2
+            array_squares.append(np.add.reduceat(release_row**2, array_starts))
+            sampled_rounds.append(t)
         whole_rounds.append(whole_rows)
-        in_columns.append(column_rows)
+        column_samples.append(column_rows)
         if not is_finite:
             break
     return NoiseSample(
         whole=whole_rounds,
-        columns=columns,
-        in_columns=in_columns,
-        squares=np.array(squares),
-        round_of=np.array(round_of),
+        columns=stored_columns,
+        in_columns=column_samples,
+        squares=np.array(array_squares),
+        round_of=np.array(sampled_rounds),
         entry_squares=entry_squares,
         update=update,
         raised=raised,
@@ -280,17 +277,17 @@ def _working_update(
 
 def fit_noise(sample: NoiseSample, claim: AggregatorClaim) -> NoiseModel:
     """Estimates the scale of the noise from sampled releases, all of which are finite."""
-    sizes = np.array(claim.sizes)
+    array_sizes = np.array(claim.sizes)
     if claim.correlated:
         return _fit_correlated(sample, claim)
     num_rows = len(sample.squares)
-    array_std = np.sqrt(sample.squares.sum(axis=0) / (sizes * num_rows))
+    array_std = np.sqrt(sample.squares.sum(axis=0) / (array_sizes * num_rows))
     array_std = np.maximum(array_std, _MIN_STD)
     return NoiseModel(
         array_std=array_std,
-        array_samples=sizes * num_rows,
-        entry_std=np.repeat(array_std, sizes),
-        round_scale=_round_scales(sample, array_std, sizes),
+        array_samples=array_sizes * num_rows,
+        entry_std=np.repeat(array_std, array_sizes),
+        round_scale=_round_scales(sample, array_std, array_sizes),
         covariance=np.eye(1),
         required_std=claim.multiplier(),
     )
@@ -303,12 +300,12 @@ def _round_scales(sample: NoiseSample, array_std: np.ndarray, sizes: np.ndarray)
     num_rounds = int(sample.round_of.max()) + 1
     row_squares = (sample.squares / array_std**2).sum(axis=1)
     round_squares = np.bincount(sample.round_of, row_squares, minlength=num_rounds)
-    degrees = np.bincount(sample.round_of, minlength=num_rounds) * int(sizes.sum())
-    lower_tail = stats.chi2.cdf(round_squares, degrees)
-    upper_tail = stats.chi2.sf(round_squares, degrees)
+    round_degrees = np.bincount(sample.round_of, minlength=num_rounds) * int(sizes.sum())
+    lower_tail = stats.chi2.cdf(round_squares, round_degrees)
+    upper_tail = stats.chi2.sf(round_squares, round_degrees)
     if 2 * num_rounds * min(lower_tail.min(), upper_tail.min()) >= _SAME_SCALE_P_VALUE:
         return np.ones(num_rounds)
-    return np.maximum(np.sqrt(round_squares / degrees), _MIN_STD)
+    return np.maximum(np.sqrt(round_squares / round_degrees), _MIN_STD)
 
 
 def _fit_correlated(sample: NoiseSample, claim: AggregatorClaim) -> NoiseModel:
@@ -318,16 +315,16 @@ def _fit_correlated(sample: NoiseSample, claim: AggregatorClaim) -> NoiseModel:
     """
     from scipy import stats
 
-    sizes = np.array(claim.sizes)
-    blocks = np.concatenate(sample.whole, axis=1)
-    block, num_samples = blocks.shape
-    in_block = sample.round_of < block
-    num_rows = int(in_block.sum())
-    array_std = np.sqrt(sample.squares[in_block].sum(axis=0) / (sizes * num_rows))
+    array_sizes = np.array(claim.sizes)
+    block_noise = np.concatenate(sample.whole, axis=1)
+    block, num_samples = block_noise.shape
+    is_in_block = sample.round_of < block
+    num_rows = int(is_in_block.sum())
+    array_std = np.sqrt(sample.squares[is_in_block].sum(axis=0) / (array_sizes * num_rows))
     array_std = np.maximum(array_std, _MIN_STD)
-    entry_std = np.repeat(array_std, sizes)
-    blocks = blocks / np.tile(entry_std, len(sample.whole))
-    covariance = _nonsingular(blocks @ blocks.T / num_samples)
+    entry_std = np.repeat(array_std, array_sizes)
+    block_noise = block_noise / np.tile(entry_std, len(sample.whole))
+    covariance = _nonsingular(block_noise @ block_noise.T / num_samples)
     num_rounds = rounds_seen(claim)
     whole_runs = [run for run in sample.in_columns if len(run) == num_rounds]
     column_std = entry_std[sample.columns]
@@ -341,24 +338,24 @@ def _fit_correlated(sample: NoiseSample, claim: AggregatorClaim) -> NoiseModel:
     worst_direction = worst_contributions(_precision(scaled_rows[:, :half_columns]), participation)
     num_measured = scaled_rows.shape[1] - half_columns
     degrees = num_measured - num_rounds + 1
-    # Let u be the contributions of a client to the rounds, Sigma the covariance of the rounds, and
-    # G the sum of squares and products of the samples. Then (1 / u' G^-1 u) / (1 / u' Sigma^-1 u)
-    # has a chi-squared distribution (Muirhead 1982, Theorem 3.2.12).
+    # Let u be a client's contributions to the rounds, Sigma the covariance of the rounds' noise,
+    # and G its sample estimate times the number of samples. Then (1 / u' G^-1 u) / (1 / u' Sigma^-1
+    # u) has a chi-squared distribution (Muirhead 1982, Theorem 3.2.12).
     unexplained_ratio = num_measured / float(
         worst_direction @ _precision(scaled_rows[:, half_columns:]) @ worst_direction
     )
-    multiplier = math.sqrt(unexplained_ratio / degrees)
+    multiplier_estimate = math.sqrt(unexplained_ratio / degrees)
     claimed_variance = claim.multiplier() ** 2 / float((entry_std**2).mean())
     p_value = float(stats.chi2.cdf(unexplained_ratio / claimed_variance, degrees))
     return NoiseModel(
         array_std=array_std,
-        array_samples=sizes * num_rows,
+        array_samples=array_sizes * num_rows,
         entry_std=entry_std,
         round_scale=np.ones(block),
         covariance=covariance,
-        multiplier=max(multiplier, _MIN_STD),
+        multiplier=max(multiplier_estimate, _MIN_STD),
         multiplier_error=math.sqrt(1 / (2 * degrees)),
-        required_std=claim.multiplier() / max(multiplier, _MIN_STD),
+        required_std=claim.multiplier() / max(multiplier_estimate, _MIN_STD),
         run_p_value=p_value,
     )
 
@@ -383,12 +380,12 @@ def white_rows(sample: NoiseSample, model: NoiseModel, *, whole: bool) -> list[n
       whole: whether to return all entries of the rounds that are stored whole, or the stored
         columns of all rounds; of correlated noise, only the first block of rounds is returned.
     """
-    std = model.entry_std
-    runs = sample.whole
+    entry_std = model.entry_std
+    noise_runs = sample.whole
     if not whole:
-        std = model.entry_std[sample.columns]
-        runs = sample.in_columns
+        entry_std = model.entry_std[sample.columns]
+        noise_runs = sample.in_columns
     if model.block == 1:
-        return [rows / std / model.round_scale[: len(rows), None] for rows in runs]
+        return [rows / entry_std / model.round_scale[: len(rows), None] for rows in noise_runs]
     whitener = np.linalg.inv(np.linalg.cholesky(model.covariance))
-    return [whitener @ (rows[: model.block] / std) for rows in runs]
+    return [whitener @ (rows[: model.block] / entry_std) for rows in noise_runs]

@@ -16,20 +16,20 @@ from fedmf.audits.aggregator_noise import (
     white_rows,
 )
 
-# Arrays with fewer entries than this are not tested in single rounds.
+# Arrays with fewer entries than this are not tested for too little noise in single rounds.
 _MIN_ENTRIES_IN_ROUND = 64
 
 
 def check_zeros(sample: NoiseSample, claim: AggregatorClaim, outcomes: Outcomes) -> None:
     """Tests that the function gives finite numbers for updates of zeros."""
-    failure = sample.raised
+    failure_text = sample.raised
     if not sample.is_finite:
-        failure = "gave NaN or an infinity"
+        failure_text = "gave NaN or an infinity"
     outcomes.add(
         "zeros",
-        float(not failure),
-        f"{claim.clients} updates of zeros: the function {failure or 'gave numbers'}; claimed is "
-        "noise.",
+        float(not failure_text),
+        f"{claim.clients} updates of zeros: the function {failure_text or 'gave numbers'}; claimed "
+        "is noise.",
         mistake="A clip factor clip_norm / norm, of norm 0, does this: use max(norm, 1e-12).",
     )
 
@@ -100,8 +100,8 @@ def check_size(
       smaller_arrays: arrays that one client moves by less than the claim allows, as the movement
         tests found: less noise suffices there.
     """
-    sizes = np.array(claim.sizes)
-    required_std = np.full(len(sizes), model.required_std)
+    array_sizes = np.array(claim.sizes)
+    required_std = np.full(len(array_sizes), model.required_std)
     exempt_arrays = list(smaller_arrays)
     required_std[exempt_arrays] = np.minimum(model.array_std, model.required_std)[exempt_arrays]
     p_value_by_group = dict(_size_p_values(sample, model, claim, required_std))
@@ -110,21 +110,21 @@ def check_size(
     if not smaller_arrays:
         p_value = min(p_value, len(p_value_by_group) * model.run_p_value)
     noise_ratio = model.overall_std / model.required_std
-    multiplier = noise_ratio * claim.multiplier()
+    measured_multiplier = noise_ratio * claim.multiplier()
     num_samples = float(model.array_samples.sum())
-    error = math.hypot(math.sqrt(1 / (2 * num_samples)), model.multiplier_error)
+    relative_error = math.hypot(math.sqrt(1 / (2 * num_samples)), model.multiplier_error)
     if claim.correlated:
         measured_text = (
-            f"a noise multiplier of {multiplier:.4g} over {rounds_seen(claim):,} rounds, in which "
-            f"one client takes part {participations_seen(claim):,} times"
+            f"a noise multiplier of {measured_multiplier:.4g} over {rounds_seen(claim):,} rounds, "
+            f"in which one client takes part {participations_seen(claim):,} times"
         )
     else:
         measured_text = (
             f"noise of standard deviation {model.overall_std * claim.unit:.4g}, a noise multiplier "
-            f"of {multiplier:.4g}"
+            f"of {measured_multiplier:.4g}"
         )
     remark = ""
-    if noise_ratio > 1 + outcomes.reach() * error:
+    if noise_ratio > 1 + outcomes.reach() * relative_error:
         remark = _remark_on_larger_noise(noise_ratio, claim.clients)
     elif smaller_arrays:
         remark = "Some arrays have less noise, and one client moves them by less."
@@ -135,7 +135,7 @@ def check_size(
         f"{claim.multiplier():.4g}.",
         mistake=_mistake_of_smaller_noise(noise_ratio, worst_group, claim),
         remark=remark,
-        sees=1 + outcomes.reach() * error,
+        sees=1 + outcomes.reach() * relative_error,
     )
 
 
@@ -153,11 +153,13 @@ def smallest_noise_ratio(
         return 1.0
     variance_ratios = [1.0]
     for sums, degrees in _relative_squares(sample, model, claim):
-        quantile = stats.chi2.ppf(outcomes.error / len(sums), degrees)
-        variance_ratios.append(float(sums.min()) / quantile)
-    residual = least_residual(white_rows(sample, model, whole=False))
-    quantile = stats.chi2.ppf(outcomes.error / residual.num_rounds, residual.degrees)
-    variance_ratios.append(residual.squares / quantile)
+        low_quantile = stats.chi2.ppf(outcomes.error / len(sums), degrees)
+        variance_ratios.append(float(sums.min()) / low_quantile)
+    smallest_residual = least_residual(white_rows(sample, model, whole=False))
+    low_quantile = stats.chi2.ppf(
+        outcomes.error / smallest_residual.num_rounds, smallest_residual.degrees
+    )
+    variance_ratios.append(smallest_residual.squares / low_quantile)
     return math.sqrt(max(min(variance_ratios), 0.0))
 
 
@@ -169,8 +171,8 @@ def _relative_squares(
 
     The first array has the sum of each round, and the second the sum of each entry.
     """
-    scale = model.round_scale[sample.round_of]
-    yield (sample.squares / model.array_std**2).sum(axis=1) / scale**2, sum(claim.sizes)
+    row_scale = model.round_scale[sample.round_of]
+    yield (sample.squares / model.array_std**2).sum(axis=1) / row_scale**2, sum(claim.sizes)
     # The sum of an entry's squares over rounds has a chi-squared distribution only if the noise of
     # all rounds has the same scale. Otherwise this test is left out.
     if (model.round_scale == 1).all():
@@ -180,35 +182,37 @@ def _relative_squares(
 def _size_p_values(
     sample: NoiseSample, model: NoiseModel, claim: AggregatorClaim, required_std: np.ndarray
 ) -> Iterator[tuple[str, float]]:
-    """Yields for each kind of part of the noise (array, round, entry) its name, and a p-value of
-    the smallest noise in any part of this kind.
+    """Yields the name of each grouping of the noise (by array, round or entry), with a p-value of
+    the smallest noise in any group.
     """
     from scipy import stats
 
-    sizes = np.array(claim.sizes)
+    array_sizes = np.array(claim.sizes)
     num_rows = len(sample.squares)
     if model.block > 1:
-        degrees = sizes * len(sample.whole)
-        # The last factor is a margin for the error of the noise multiplier that was estimated for
-        # the run.
+        array_degrees = array_sizes * len(sample.whole)
+        # The factor 1 + 6 * multiplier_error is a margin for the error of the estimated noise
+        # multiplier.
         std_ratio = model.array_std / required_std * (1 + 6 * model.multiplier_error)
-        chances = stats.chi2.cdf(degrees * std_ratio**2, degrees)
-        yield "an array", len(sizes) * float(chances.min())
+        lower_tails = stats.chi2.cdf(array_degrees * std_ratio**2, array_degrees)
+        yield "an array", len(array_sizes) * float(lower_tails.min())
         whole_rows = np.concatenate(white_rows(sample, model, whole=True))
-        chance = float(stats.chi2.cdf((whole_rows**2).sum(axis=0).min(), len(whole_rows)))
-        yield "an entry", whole_rows.shape[1] * chance
+        entry_tail = float(stats.chi2.cdf((whole_rows**2).sum(axis=0).min(), len(whole_rows)))
+        yield "an entry", whole_rows.shape[1] * entry_tail
         return
     relative_squares = sample.squares / required_std**2
-    chances = stats.chi2.cdf(relative_squares.sum(axis=0), num_rows * sizes)
-    yield "an array", len(sizes) * float(chances.min())
-    yield "all entries", float(stats.chi2.cdf(relative_squares.sum(), num_rows * sizes.sum()))
-    chances = stats.chi2.cdf(relative_squares.sum(axis=1), sizes.sum())
-    yield "a round", num_rows * float(chances.min())
-    is_large = sizes >= _MIN_ENTRIES_IN_ROUND
-    if is_large.any():
-        chances = stats.chi2.cdf(relative_squares[:, is_large], sizes[is_large])
-        yield "an array in a round", chances.size * float(chances.min())
-    entry_squares = sample.entry_squares / np.repeat(required_std, sizes) ** 2
+    lower_tails = stats.chi2.cdf(relative_squares.sum(axis=0), num_rows * array_sizes)
+    yield "an array", len(array_sizes) * float(lower_tails.min())
+    yield "all entries", float(stats.chi2.cdf(relative_squares.sum(), num_rows * array_sizes.sum()))
+    lower_tails = stats.chi2.cdf(relative_squares.sum(axis=1), array_sizes.sum())
+    yield "a round", num_rows * float(lower_tails.min())
+    is_large_array = array_sizes >= _MIN_ENTRIES_IN_ROUND
+    if is_large_array.any():
+        lower_tails = stats.chi2.cdf(
+            relative_squares[:, is_large_array], array_sizes[is_large_array]
+        )
+        yield "an array in a round", lower_tails.size * float(lower_tails.min())
+    entry_squares = sample.entry_squares / np.repeat(required_std, array_sizes) ** 2
     yield "an entry", len(entry_squares) * float(stats.chi2.cdf(entry_squares.min(), num_rows))
 
 

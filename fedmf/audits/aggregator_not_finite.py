@@ -15,7 +15,8 @@ from fedmf.audits.aggregator_runs import WrongResult
 # If an update has at most this many arrays, three entries of each array are replaced one after the
 # other by a value that is not finite.
 _MAX_ARRAYS_WITH_THREE_ENTRIES = 8
-# If an update has more arrays, only their middle entries are replaced, in at most this many arrays.
+# If an update has more arrays, only the middle entry of each array is replaced, in at most this
+# many arrays.
 _MAX_ARRAYS_WITH_ONE_ENTRY = 64
 # For at most this many arrays, the test sends an update that has NaN or infinity beside a huge
 # entry.
@@ -45,18 +46,18 @@ class _NotFiniteInput:
 def check_not_finite(tests: MovementTests) -> None:
     """Tests that NaN, infinities and entries whose squares overflow are zeroed or refused."""
     measurements = tests.measurements
-    inputs = tests.inputs
-    inside_update = inputs.update(INSIDE_NORM, inputs.all_entries)
+    test_inputs = tests.inputs
+    inside_update = test_inputs.update(INSIDE_NORM, test_inputs.all_entries)
     released_inputs = []
     smallest_p_value = 1.0
     num_inputs = 0
     for bad_input in _bad_inputs(tests, inside_update):
         num_inputs += 1
-        updates = inputs.from_one(bad_input.update, inside_update, bad_input.client_index)
+        make_updates = test_inputs.from_one(bad_input.update, inside_update, bad_input.client_index)
         p_value = 1.0
         try:
-            row = measurements.release(updates())
-            p_value = _outlier_p_value(tests, row)
+            scaled_release = measurements.release(make_updates())
+            p_value = _outlier_p_value(tests, scaled_release)
         except WrongResult:
             raise
         except NotFiniteReleaseError:
@@ -89,61 +90,67 @@ def check_not_finite(tests: MovementTests) -> None:
 
 
 def _is_remembered(tests: MovementTests, inside_update: np.ndarray) -> bool:
-    """Returns whether earlier bad inputs make a release of finite updates not finite."""
-    runs = tests.measurements.runs
+    """Returns whether updates with NaN or infinity make a later release of finite updates not
+    finite.
+    """
+    aggregator_runs = tests.measurements.runs
     try:
         tests.measurements.release(tests.inputs.from_all(inside_update)())
     except NotFiniteReleaseError:
-        runs.start()
+        aggregator_runs.start()
         return True
     except WrongResult:
         raise
     except Exception:
-        # A function that refuses finite updates from now on releases nothing about the earlier
+        # A function that refuses all later finite updates releases nothing about the earlier
         # updates that were not finite.
-        runs.start()
+        aggregator_runs.start()
     return False
 
 
 def _bad_inputs(tests: MovementTests, inside_update: np.ndarray) -> Iterator[_NotFiniteInput]:
-    """Yields all updates of the test: not finite, or with squares that overflow or underflow."""
-    inputs = tests.inputs
-    sizes = np.array(tests.claim.sizes)
-    positions: tuple[float, ...]
+    """Yields all updates of the test, which are not finite or have entries whose squares overflow
+    or underflow.
+    """
+    test_inputs = tests.inputs
+    array_sizes = np.array(tests.claim.sizes)
+    relative_positions: tuple[float, ...]
     bad_values: tuple[float, ...]
-    if inputs.num_arrays <= _MAX_ARRAYS_WITH_THREE_ENTRIES:
-        arrays = np.arange(inputs.num_arrays)
-        positions = (0.0, 0.5, 1.0)
+    if test_inputs.num_arrays <= _MAX_ARRAYS_WITH_THREE_ENTRIES:
+        array_numbers = np.arange(test_inputs.num_arrays)
+        relative_positions = (0.0, 0.5, 1.0)
         bad_values = (math.nan, math.inf, -math.inf, 1e30)
     else:
-        num_tested = min(inputs.num_arrays, _MAX_ARRAYS_WITH_ONE_ENTRY)
-        arrays = np.unique(np.linspace(0, inputs.num_arrays - 1, num_tested).astype(int))
-        positions = (0.5,)
+        num_tested = min(test_inputs.num_arrays, _MAX_ARRAYS_WITH_ONE_ENTRY)
+        array_numbers = np.unique(
+            np.linspace(0, test_inputs.num_arrays - 1, num_tested).astype(int)
+        )
+        relative_positions = (0.5,)
         bad_values = (math.nan, math.inf)
-    for array in arrays:
-        offsets = [position * (sizes[array] - 1) for position in positions]
-        entries = {int(inputs.starts[array] + offset) for offset in offsets}
-        for entry, value in itertools.product(sorted(entries), bad_values):
-            update = inside_update.copy()
-            update[entry] = value
-            yield _NotFiniteInput(description=f"{value:g} in array {array + 1}", update=update)
-    yield from _bad_inputs_beside_huge(tests, inside_update, arrays)
+    for array in array_numbers:
+        entry_offsets = [position * (array_sizes[array] - 1) for position in relative_positions]
+        tested_entries = {int(test_inputs.starts[array] + offset) for offset in entry_offsets}
+        for entry, value in itertools.product(sorted(tested_entries), bad_values):
+            bad_update = inside_update.copy()
+            bad_update[entry] = value
+            yield _NotFiniteInput(description=f"{value:g} in array {array + 1}", update=bad_update)
+    yield from _bad_inputs_beside_huge(tests, inside_update, array_numbers)
     for value in (math.nan, math.inf, 1e25):
-        for client_index in (0, inputs.num_clients - 1):
+        for client_index in (0, test_inputs.num_clients - 1):
             yield _NotFiniteInput(
                 description=f"{value:g} in all entries",
                 update=np.full_like(inside_update, value),
                 client_index=client_index,
             )
-    update = inside_update.copy()
-    update[0] = math.inf
-    update[-1] = -math.inf
-    yield _NotFiniteInput(description="both infinities", update=update)
+    bad_update = inside_update.copy()
+    bad_update[0] = math.inf
+    bad_update[-1] = -math.inf
+    yield _NotFiniteInput(description="both infinities", update=bad_update)
     for value in (math.nan, math.inf, 1e200):
         double_update = inside_update.astype(np.float64)
         double_update[-1] = value
         yield _NotFiniteInput(description=f"{value:g} of float64", update=double_update)
-    # The squares of these entries underflow, so that the computed norm of the update is 0.
+    # The squares of these small entries underflow, so that the computed norm of the update is 0.
     yield _NotFiniteInput(
         description="1e-30 in all entries", update=np.full_like(inside_update, 1e-30)
     )
@@ -163,22 +170,22 @@ def _bad_inputs_beside_huge(
     The first entry makes the norm NaN, so that a clip factor has no effect. If the function then
     replaces the first entry by a number, the huge entry stays.
     """
-    inputs = tests.inputs
-    sizes = np.array(tests.claim.sizes)
+    test_inputs = tests.inputs
+    array_sizes = np.array(tests.claim.sizes)
     huge_entry = np.float32(1e6 * tests.claim.clip_norm)
     num_tested = min(_MAX_ARRAYS_BESIDE_HUGE, len(arrays))
     tested_arrays = np.unique(arrays[np.linspace(0, len(arrays) - 1, num_tested).astype(int)])
     for array, value in itertools.product(tested_arrays, (math.nan, math.inf, -math.inf)):
-        first_entry = int(inputs.starts[array])
-        last_entry = first_entry + int(sizes[array]) - 1
-        huge_entries = {last_entry, (last_entry + 1) % inputs.num_entries} - {first_entry}
+        first_entry = int(test_inputs.starts[array])
+        last_entry = first_entry + int(array_sizes[array]) - 1
+        huge_entries = {last_entry, (last_entry + 1) % test_inputs.num_entries} - {first_entry}
         for entry, huge_value in itertools.product(sorted(huge_entries), (huge_entry, 1e38)):
-            update = inside_update.copy()
-            update[first_entry] = value
-            update[entry] = huge_value
+            bad_update = inside_update.copy()
+            bad_update[first_entry] = value
+            bad_update[entry] = huge_value
             yield _NotFiniteInput(
                 description=f"{value:g} in array {array + 1} beside an entry of {huge_value:.3g}",
-                update=update,
+                update=bad_update,
             )
 
 
@@ -197,15 +204,19 @@ def _outlier_p_value(tests: MovementTests, row: np.ndarray) -> float:
         if measurements.runs.round > noise_model.block:
             return 1.0
     array_of = tests.inputs.array_of
-    signs = tests.inputs.signs
-    sizes = np.array(tests.claim.sizes)
-    # In an array of a single entry, the effect of an update cannot be told from noise. So the
-    # largest effect that the claim allows is subtracted.
-    array_sums = np.add.reduceat(white_row * signs, tests.inputs.starts)
-    array_means = array_sums / sizes * (sizes > 1)
-    deviations = np.abs(white_row - signs * array_means[array_of])
-    deviations -= measurements.allowed_deviation(tests.claim.clients) * (sizes == 1)[array_of]
+    entry_signs = tests.inputs.signs
+    array_sizes = np.array(tests.claim.sizes)
+    # In an array of a single entry, the effect of updates on the entry is unknown. So the largest
+    # effect that the claim allows is subtracted.
+    array_sums = np.add.reduceat(white_row * entry_signs, tests.inputs.starts)
+    array_means = array_sums / array_sizes * (array_sizes > 1)
+    absolute_deviations = np.abs(white_row - entry_signs * array_means[array_of])
+    absolute_deviations -= (
+        measurements.allowed_deviation(tests.claim.clients) * (array_sizes == 1)[array_of]
+    )
     # The claim allows the update of one client to move an entry by twice the sensitivity, from one
     # extreme to the other.
-    largest_excess = float(deviations.max()) * (1 - 1e-3) - 2 * measurements.allowed_deviation(1)
+    largest_excess = float(absolute_deviations.max()) * (
+        1 - 1e-3
+    ) - 2 * measurements.allowed_deviation(1)
     return min(1.0, 2 * len(white_row) * float(stats.norm.sf(largest_excess)))

@@ -9,8 +9,7 @@ import numpy as np
 from fedmf.audits.aggregator_claim import AggregatorClaim
 
 # A function without arguments that returns a new aggregation function for one run. The aggregation
-# function maps the clients' updates, each a list of arrays, to a list of arrays. If it has a
-# parameter `examples`, it also gets the number of examples of each client.
+# function maps the clients' updates, each a list of arrays, to one list of arrays.
 Maker = Callable[[], Callable[..., Any]]
 
 # Each client has this many examples, unless a test passes other numbers.
@@ -37,8 +36,10 @@ class AggregatorRuns:
         self._make = make
         self._claim = claim
         self._shapes = claim.arrays
-        ends = np.cumsum(claim.sizes).tolist()
-        self._slices = [slice(end - size, end) for end, size in zip(ends, claim.sizes, strict=True)]
+        array_ends = np.cumsum(claim.sizes).tolist()
+        self._slices = [
+            slice(end - size, end) for end, size in zip(array_ends, claim.sizes, strict=True)
+        ]
         self.length = length
         self.calls = 0
         self.start()
@@ -48,17 +49,21 @@ class AggregatorRuns:
         self._function = self._make()
         self.round = 0
         try:
-            parameter = inspect.signature(self._function).parameters.get("examples")
+            examples_parameter = inspect.signature(self._function).parameters.get("examples")
         except (TypeError, ValueError):
-            # Python cannot report the signature of some builtin functions.
-            parameter = None
-        self.takes_examples = parameter is not None
-        self._is_positional = parameter is not None and parameter.kind is parameter.POSITIONAL_ONLY
+            # Python cannot report the signature of some builtin functions, which then get no
+            # numbers of examples.
+            examples_parameter = None
+        self.takes_examples = examples_parameter is not None
+        self._is_positional = (
+            examples_parameter is not None
+            and examples_parameter.kind is examples_parameter.POSITIONAL_ONLY
+        )
 
     def release(
         self, updates: Sequence[np.ndarray], examples: Sequence[int] | None = None
     ) -> np.ndarray:
-        """Calls the function for one round and returns its release.
+        """Calls the audited function for one round and returns its release.
 
         Args:
           updates: one vector for each client, of any dtype; the function gets copies.
@@ -81,7 +86,7 @@ class AggregatorRuns:
     def call(
         self, arrays: list[list[np.ndarray]], examples: Sequence[int] | None = None
     ) -> np.ndarray:
-        """Calls the function with lists of arrays and returns its release as a vector."""
+        """Calls the audited function with lists of arrays and returns its release as a vector."""
         # Some tests send updates whose squares overflow. Warnings about these are silenced.
         with np.errstate(all="ignore"):
             result = self._result(arrays, examples)
@@ -89,7 +94,9 @@ class AggregatorRuns:
         return np.concatenate([array.ravel() for array in aggregate]) / self._claim.unit
 
     def _result(self, arrays: list[list[np.ndarray]], examples: Sequence[int] | None) -> object:
-        """Calls the function, with the numbers of examples if it takes them."""
+        """Calls the audited function, with the clients' numbers of examples if it has such a
+        parameter.
+        """
         if not self.takes_examples:
             return self._function(arrays)
         if examples is None:
@@ -99,7 +106,7 @@ class AggregatorRuns:
         return self._function(arrays, examples=list(examples))
 
     def _checked(self, result: object) -> list[np.ndarray]:
-        """Checks what the function returned, and converts it to float64 arrays.
+        """Checks the result of the audited function, and converts it to float64 arrays.
 
         Raises:
           WrongResult: it is no list of arrays with the shapes of an update.
@@ -116,13 +123,14 @@ class AggregatorRuns:
             raise WrongResult(f"the function gave None: {advice}")
         if isinstance(result, str | bytes | dict | set) or not isinstance(result, Iterable):
             raise WrongResult(f"the function gave a {type(result).__name__}: {advice}")
-        arrays = [np.asarray(array) for array in result]
-        for array in arrays:
+        result_arrays = [np.asarray(array) for array in result]
+        for array in result_arrays:
             if array.dtype.kind not in "fiub":
                 raise WrongResult(f"the function gave an array of dtype {array.dtype}: {advice}")
-        if [array.shape for array in arrays] != self._shapes:
+        if [array.shape for array in result_arrays] != self._shapes:
             raise WrongResult(
-                f"the function gave arrays of shapes {[array.shape for array in arrays]} for "
-                f"updates of shapes={self._claim.shapes!r}: it must give an aggregate of the same"
+                f"the function gave arrays of shapes {[array.shape for array in result_arrays]} "
+                f"for updates of shapes={self._claim.shapes!r}: it must give an aggregate of the "
+                "same"
             )
-        return [array.astype(np.float64) for array in arrays]
+        return [array.astype(np.float64) for array in result_arrays]

@@ -1,4 +1,4 @@
-"""Scenarios of the movement tests: the updates that each test sends.
+"""Scenarios of the movement tests, which state the updates that each test sends.
 
 The scenarios are the rows of a table. Rows with the same `test` form one test. To detect a new kind
 of mistake, add a row that exposes it.
@@ -17,8 +17,8 @@ from fedmf.audits.aggregator_weights import example_weight_scenarios
 # Norm of an update that is slightly above the clip norm, in units of the clip norm. It reveals an
 # aggregation function that clips only updates of 1.05 clip norms or more.
 _BARELY_ABOVE = 1.045
-# Norms of the updates that are sent, in units of the clip norm. They reveal an aggregation function
-# that leaves updates unclipped in any interval [x, sqrt(10) x] of norms.
+# Norms of the test updates, in units of the clip norm. They reveal a function that leaves updates
+# unclipped whose norm is in some interval [x, sqrt(10) x].
 _NORMS = (
     1.1,
     1.2,
@@ -84,9 +84,9 @@ def _norm_scenarios(inputs: Inputs) -> Iterator[Scenario]:
     excess_by_norm |= {norm: min(0.5, 0.9 * (norm - 1)) for norm in _NORMS}
     excess_by_norm[_LARGEST_NORM] = 0.5
     for norm, excess in excess_by_norm.items():
-        mistakes = {}
+        mistake_by_movement = {}
         if norm > 1:
-            mistakes = inputs.clip_mistakes(norm)
+            mistake_by_movement = inputs.clip_mistakes(norm)
         yield Scenario(
             test="norms",
             description=f"{inputs.num_clients} equal updates, each of {norm:.4g} clip norms",
@@ -95,7 +95,7 @@ def _norm_scenarios(inputs: Inputs) -> Iterator[Scenario]:
             allowed_movement=inputs.num_clients,
             detectable_excess=excess,
             by_period=norm == HUGE_NORM,
-            mistakes=mistakes,
+            mistakes=mistake_by_movement,
             mistake="A clip at a larger norm does this, one that begins above the clip norm, "
             "an update that counts again in later rounds, or less noise than claimed.",
         )
@@ -119,12 +119,12 @@ def _pattern_scenarios(inputs: Inputs) -> Iterator[Scenario]:
     for pattern in _patterns(inputs):
         direction = inputs.direction(pattern.vector)
         for norm in (1.5, HUGE_NORM):
-            excess = 0.25
+            detectable_excess = 0.25
             max_calls = 60
             # If the aggregation function multiplies one array of the update by a factor near 1,
             # only a test of this array alone detects the mistake.
             if norm == HUGE_NORM and pattern.is_single_array:
-                excess = (1 - INSIDE_NORM) + 0.05
+                detectable_excess = (1 - INSIDE_NORM) + 0.05
                 max_calls = 500
             yield Scenario(
                 test="patterns",
@@ -133,7 +133,7 @@ def _pattern_scenarios(inputs: Inputs) -> Iterator[Scenario]:
                 updates=inputs.from_all(inputs.update(norm, direction)),
                 direction=direction,
                 allowed_movement=inputs.num_clients,
-                detectable_excess=excess,
+                detectable_excess=detectable_excess,
                 max_calls=max_calls,
                 mistakes=inputs.clip_mistakes(norm),
             )
@@ -141,9 +141,9 @@ def _pattern_scenarios(inputs: Inputs) -> Iterator[Scenario]:
 
 def _patterns(inputs: Inputs) -> Iterator[_Pattern]:
     """Yields directions of updates for `_pattern_scenarios`."""
-    sizes = np.bincount(inputs.array_of)
-    same_norms = inputs.signs / np.sqrt(sizes[inputs.array_of])
-    yield _Pattern(description="with the same norm in each array", vector=same_norms)
+    array_sizes = np.bincount(inputs.array_of)
+    equal_norm_vector = inputs.signs / np.sqrt(array_sizes[inputs.array_of])
+    yield _Pattern(description="with the same norm in each array", vector=equal_norm_vector)
     yield _Pattern(description="of positive entries", vector=np.abs(inputs.signs))
     yield _Pattern(description="of negative entries", vector=-np.abs(inputs.signs))
     if inputs.num_arrays > 1:
@@ -151,14 +151,14 @@ def _patterns(inputs: Inputs) -> Iterator[_Pattern]:
         for array in np.unique(
             np.linspace(0, inputs.num_arrays - 1, num_single_arrays).astype(int)
         ):
-            in_array = inputs.array_of == array
+            is_in_array = inputs.array_of == array
             yield _Pattern(
                 description=f"whose array {array + 1} alone is not zero",
-                vector=inputs.signs * in_array,
+                vector=inputs.signs * is_in_array,
                 is_single_array=True,
             )
             yield _Pattern(
-                description=f"whose array {array + 1} is zero", vector=inputs.signs * ~in_array
+                description=f"whose array {array + 1} is zero", vector=inputs.signs * ~is_in_array
             )
     if inputs.num_arrays <= _MAX_ARRAYS_FOR_SUBSETS:
         for subset_size in range(2, inputs.num_arrays - 1):
@@ -209,19 +209,19 @@ def _typed_updates(inputs: Inputs) -> Iterator[tuple[str, np.ndarray]]:
         if 6e-8 < entry <= 6.5e4:
             yield "of float16", (entry * inputs.signs).astype(np.float16)
     for bits in (8, 16, 32, 64):
-        # The square of `root` is the smallest square that overflows the unsigned integer type of
-        # this many bits.
-        root = 2.0 ** (bits // 2)
+        # The square of `square_root` is the smallest square that overflows the unsigned integer
+        # type of this many bits.
+        square_root = 2.0 ** (bits // 2)
         largest_entry = 2.0 ** (bits - 1) - 1
-        entries = {
-            root,
-            root / 2,
-            min(1.4 * root, largest_entry),
-            3 * root / 4,
+        tested_entries = {
+            square_root,
+            square_root / 2,
+            min(1.4 * square_root, largest_entry),
+            3 * square_root / 4,
             largest_entry / 2,
             1.0,
         }
-        for entry in sorted(entries):
+        for entry in sorted(tested_entries):
             int_entry = math.floor(entry)
             signed_update = (int_entry * inputs.signs.astype(np.int64)).astype(f"int{bits}")
             yield f"of int{bits}", signed_update
@@ -233,8 +233,8 @@ def _typed_updates(inputs: Inputs) -> Iterator[tuple[str, np.ndarray]]:
 def _single_client_scenarios(inputs: Inputs) -> Iterator[Scenario]:
     """Yields scenarios in which one client sends a large update."""
     huge_update = inputs.update(HUGE_NORM, inputs.all_entries)
-    mistakes = inputs.clip_mistakes(HUGE_NORM)
-    mistakes[float(inputs.num_clients)] = (
+    mistake_by_movement = inputs.clip_mistakes(HUGE_NORM)
+    mistake_by_movement[float(inputs.num_clients)] = (
         "Clipping the mean, and not each update before it, does this."
     )
     for client_index in (0, inputs.num_clients - 1):
@@ -244,11 +244,11 @@ def _single_client_scenarios(inputs: Inputs) -> Iterator[Scenario]:
             f"{client_index + 1}, among zeros",
             updates=inputs.from_one(huge_update, inputs.zero_update, client_index),
             direction=inputs.all_entries,
-            mistakes=mistakes,
+            mistakes=mistake_by_movement,
             max_calls=400,
         )
     other_update = inputs.update(INSIDE_NORM, inputs.odd_entries)
-    baseline = Scenario(
+    baseline_scenario = Scenario(
         test="one",
         description="updates inside the clip norm",
         updates=inputs.from_one(inputs.zero_update, other_update),
@@ -258,20 +258,20 @@ def _single_client_scenarios(inputs: Inputs) -> Iterator[Scenario]:
     )
     for norm in (INSIDE_NORM, HUGE_NORM):
         yield dataclasses.replace(
-            baseline,
+            baseline_scenario,
             description=f"one update of {norm:g} clip norms, or none, beside others",
             updates=inputs.from_one(inputs.update(norm, inputs.even_entries), other_update),
-            baseline=baseline,
+            baseline=baseline_scenario,
             mistake="A clip or a weight that follows the other clients' updates does this.",
         )
     other_update = inputs.update(INSIDE_NORM, inputs.all_entries)
     yield dataclasses.replace(
-        baseline,
+        baseline_scenario,
         description=f"one update of {HUGE_NORM:g} clip norms, or none, against those of others",
         updates=inputs.from_one(inputs.update(-HUGE_NORM, inputs.all_entries), other_update),
         direction=inputs.all_entries,
         baseline=dataclasses.replace(
-            baseline,
+            baseline_scenario,
             updates=inputs.from_one(inputs.zero_update, other_update),
             direction=inputs.all_entries,
         ),
@@ -282,26 +282,28 @@ def _single_client_scenarios(inputs: Inputs) -> Iterator[Scenario]:
 def _client_order_scenarios(inputs: Inputs) -> Iterator[Scenario]:
     """Yields scenarios in which up to 64 clients send updates with disjoint entries."""
     max_senders = min(inputs.num_clients, _MAX_DISTINCT_CLIENTS, inputs.num_entries)
-    senders = np.unique(np.linspace(0, inputs.num_clients - 1, max_senders).astype(int))
-    owner = np.arange(inputs.num_entries) % len(senders)
-    vector = inputs.signs / np.sqrt(np.bincount(owner))[owner]
+    sender_indices = np.unique(np.linspace(0, inputs.num_clients - 1, max_senders).astype(int))
+    sender_of_entry = np.arange(inputs.num_entries) % len(sender_indices)
+    signed_vector = inputs.signs / np.sqrt(np.bincount(sender_of_entry))[sender_of_entry]
     for norm in (3.0, HUGE_NORM):
 
         def updates(norm: float = norm) -> list[np.ndarray]:
-            """Builds an update for each client; senders have disjoint nonzero entries."""
+            """Builds an update for each client, where different senders have different nonzero
+            entries.
+            """
             client_updates = [inputs.zero_update] * inputs.num_clients
-            for sender_number, client_index in enumerate(senders):
-                unit_vector = np.where(owner == sender_number, vector, 0)
-                update = (norm * inputs.claim.clip_norm * unit_vector).astype(np.float32)
-                client_updates[client_index] = update
+            for sender_number, client_index in enumerate(sender_indices):
+                unit_vector = np.where(sender_of_entry == sender_number, signed_vector, 0)
+                sender_update = (norm * inputs.claim.clip_norm * unit_vector).astype(np.float32)
+                client_updates[client_index] = sender_update
             return client_updates
 
         yield Scenario(
             test="order",
-            description=f"{len(senders)} updates of {norm:g} clip norms, each along "
+            description=f"{len(sender_indices)} updates of {norm:g} clip norms, each along "
             "entries of its own",
             updates=updates,
-            direction=Direction(vector=vector, owner=owner),
+            direction=Direction(vector=signed_vector, owner=sender_of_entry),
             detectable_excess=0.9,
             max_calls=400,
             mistakes=inputs.clip_mistakes(norm) | {2.0: "A client that counts twice does this."},
@@ -312,26 +314,26 @@ def _client_order_scenarios(inputs: Inputs) -> Iterator[Scenario]:
 
 def _half_precision_scenarios(inputs: Inputs) -> Iterator[Scenario]:
     """Yields a scenario with an update whose sum in half precision is rounded up the most."""
-    sizes = np.unique(np.linspace(0.5, 1.0, 64) * inputs.num_entries).astype(int)
-    exact_entries = INSIDE_NORM * inputs.claim.clip_norm / np.sqrt(np.maximum(sizes, 1))
+    nonzero_counts = np.unique(np.linspace(0.5, 1.0, 64) * inputs.num_entries).astype(int)
+    exact_entries = INSIDE_NORM * inputs.claim.clip_norm / np.sqrt(np.maximum(nonzero_counts, 1))
     with np.errstate(over="ignore"):
         half_entries = exact_entries.astype(np.float16)
         half_sums = np.zeros_like(half_entries)
         for _ in range(inputs.num_clients):
             half_sums += half_entries
-    gains = np.nan_to_num(half_sums / (inputs.num_clients * exact_entries), posinf=0.0)
-    largest_gain = float(gains.max())
-    num_nonzero = int(sizes[gains.argmax()])
+    relative_sums = np.nan_to_num(half_sums / (inputs.num_clients * exact_entries), posinf=0.0)
+    largest_relative_sum = float(relative_sums.max())
+    num_nonzero = int(nonzero_counts[relative_sums.argmax()])
     direction = inputs.direction(inputs.signs * (np.arange(inputs.num_entries) < num_nonzero))
     yield Scenario(
         test="sums",
         description=f"{inputs.num_clients} equal updates whose sum in half precision is "
-        f"{largest_gain:.4g} "
+        f"{largest_relative_sum:.4g} "
         "times too large",
         updates=inputs.from_all(inputs.update(INSIDE_NORM, direction)),
         direction=direction,
         allowed_movement=inputs.num_clients,
-        detectable_excess=max(0.03, 0.9 * (INSIDE_NORM * largest_gain - 1)),
+        detectable_excess=max(0.03, 0.9 * (INSIDE_NORM * largest_relative_sum - 1)),
         max_calls=300,
         mistake="A sum in half precision does this: sum in float32 or float64.",
     )

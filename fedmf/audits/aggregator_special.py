@@ -1,4 +1,4 @@
-"""Tests of an aggregator with procedures of their own, beyond the table of scenarios."""
+"""Tests of an aggregator that need their own procedures, beyond measuring a table of scenarios."""
 
 import dataclasses
 import math
@@ -14,8 +14,8 @@ from fedmf.audits.aggregator_movement_tests import MovementTests, SpecialTest
 from fedmf.audits.aggregator_not_finite import check_not_finite
 from fedmf.audits.aggregator_runs import WrongResult
 
-# A factor between two releases tells a sum from a mean. This is the relative error that is allowed
-# in its measurement.
+# The size of a release tells a sum of updates from a mean. This is the relative error that is
+# allowed in its measurement.
 _RELEASE_ERROR = 0.05
 # Smallest number of noise entries in which the noise for large updates is compared with the noise
 # for updates of zeros.
@@ -24,43 +24,48 @@ _NUM_NOISE_ENTRIES = 30_000
 
 def check_releases(tests: MovementTests) -> None:
     """Tests that the function releases what the claim says, a mean or a sum."""
-    inputs = tests.inputs
+    test_inputs = tests.inputs
     measurements = tests.measurements
     claim = tests.claim
-    other_aggregate = "sum"
-    other_ratio = float(claim.clients)
+    swapped_aggregate = "sum"
+    swapped_ratio = float(claim.clients)
     if claim.releases == "sum":
-        other_aggregate = "mean"
-        other_ratio = 1 / claim.clients
+        swapped_aggregate = "mean"
+        swapped_ratio = 1 / claim.clients
     noise_model = measurements.noise_model
     noise_ratio = noise_model.overall_std / noise_model.required_std
-    sizes = []
-    is_other = abs(noise_ratio / other_ratio - 1) < 0.1
+    relative_sizes = []
+    is_swapped = abs(noise_ratio / swapped_ratio - 1) < 0.1
     for norm in (0.5, INSIDE_NORM):
         scenario = Scenario(
             test="releases",
             description=f"{claim.clients} equal updates of {norm:g} clip norms",
-            updates=inputs.from_all(inputs.update(norm, inputs.all_entries)),
-            direction=inputs.all_entries,
+            updates=test_inputs.from_all(test_inputs.update(norm, test_inputs.all_entries)),
+            direction=test_inputs.all_entries,
             allowed_movement=claim.clients,
             max_calls=60,
         )
         estimate = measurements.measure(scenario)
         claimed_movement = claim.clients * norm * float(estimate.gains[0])
-        size = float(estimate.movement[0]) / claimed_movement
-        sizes.append(size)
-        error = _RELEASE_ERROR + 4 * estimate.std / claimed_movement / other_ratio
-        is_other = is_other and error < 1 and abs(size / other_ratio - 1) < error
+        relative_size = float(estimate.movement[0]) / claimed_movement
+        relative_sizes.append(relative_size)
+        relative_error = _RELEASE_ERROR + 4 * estimate.std / claimed_movement / swapped_ratio
+        is_swapped = (
+            is_swapped
+            and relative_error < 1
+            and abs(relative_size / swapped_ratio - 1) < relative_error
+        )
     remark = ""
-    if not is_other and max(sizes) < 0.9:
-        remark = f"Remark: updates count {max(sizes):.3g} times, which costs utility."
+    if not is_swapped and max(relative_sizes) < 0.9:
+        remark = f"Remark: updates count {max(relative_sizes):.3g} times, which costs utility."
     tests.outcomes.add(
         "releases",
-        float(not is_other),
-        f"{claim.clients} equal updates inside the clip norm move the release {sizes[0]:.4g} and "
-        f"{sizes[1]:.4g} times as far as the {claim.releases} that is claimed.",
-        mistake=f"The release is a {other_aggregate}, with the noise of one: claim "
-        f"`releases`={other_aggregate!r}.",
+        float(not is_swapped),
+        f"{claim.clients} equal updates inside the clip norm move the release "
+        f"{relative_sizes[0]:.4g} and {relative_sizes[1]:.4g} times as far as the {claim.releases} "
+        "that is claimed.",
+        mistake=f"The release is a {swapped_aggregate}, with the noise of one: claim "
+        f"`releases`={swapped_aggregate!r}.",
         remark=remark,
     )
 
@@ -94,9 +99,9 @@ def check_noise_with_data(tests: MovementTests) -> None:
         tests.outcomes.skip("noise-with-data", "Not made: there is no noise.")
         return
     base_degrees = int(measurements.noise_model.array_samples.sum())
-    scenarios = _noise_scenarios(tests.inputs)
+    noise_scenarios = _noise_scenarios(tests.inputs)
     comparisons: list[_NoiseComparison] = []
-    for scenario in scenarios:
+    for scenario in noise_scenarios:
         try:
             estimate = measurements.measure(scenario, with_residual=True)
         except (WrongResult, NotFiniteReleaseError):
@@ -105,19 +110,21 @@ def check_noise_with_data(tests: MovementTests) -> None:
         except Exception:
             measurements.runs.start()
             continue
-        comparisons += _compare_noise(scenario, estimate, base_degrees, len(scenarios))
+        comparisons += _compare_noise(scenario, estimate, base_degrees, len(noise_scenarios))
     if not comparisons:
         tests.outcomes.add("noise-with-data", 1.0, "The function refused all updates.")
         return
     worst_comparison = min(comparisons, key=dataclasses.astuple)
     max_degrees = max(comparison.degrees for comparison in comparisons)
-    error = math.sqrt(1 / (2 * max_degrees) + 1 / (2 * base_degrees))
+    relative_error = math.sqrt(1 / (2 * max_degrees) + 1 / (2 * base_degrees))
     if worst_comparison.std_ratio < 1 and worst_comparison.p_value < tests.outcomes.threshold:
         # The ratio of the estimated variances has an F distribution around the true ratio. A
         # quantile of it gives an upper bound on the true ratio.
-        false_positive_rate = tests.outcomes.error / len(scenarios) / 2
-        quantile = float(stats.f.ppf(false_positive_rate, worst_comparison.degrees, base_degrees))
-        ratio_bound = worst_comparison.std_ratio / math.sqrt(quantile)
+        false_positive_rate = tests.outcomes.error / len(noise_scenarios) / 2
+        low_quantile = float(
+            stats.f.ppf(false_positive_rate, worst_comparison.degrees, base_degrees)
+        )
+        ratio_bound = worst_comparison.std_ratio / math.sqrt(low_quantile)
         tests.max_movement = max(tests.max_movement, 1 / max(ratio_bound, 1e-9))
     tests.outcomes.add(
         "noise-with-data",
@@ -125,7 +132,7 @@ def check_noise_with_data(tests: MovementTests) -> None:
         f"{worst_comparison.description}, beside updates of zeros: the noise is "
         f"{worst_comparison.std_ratio:.4g} times as large; claimed is the same.",
         mistake="Noise whose scale follows the updates does this: it must not know them.",
-        sees=1 + tests.outcomes.reach(2 * len(scenarios)) * error,
+        sees=1 + tests.outcomes.reach(2 * len(noise_scenarios)) * relative_error,
     )
 
 
@@ -159,21 +166,21 @@ def _compare_noise(
     from scipy import stats
 
     variance_ratio = estimate.residual_squares / estimate.residual_degrees
-    smaller = stats.f.cdf(variance_ratio, estimate.residual_degrees, base_degrees)
-    larger = stats.f.sf(variance_ratio, estimate.residual_degrees, base_degrees)
+    lower_tail = stats.f.cdf(variance_ratio, estimate.residual_degrees, base_degrees)
+    upper_tail = stats.f.sf(variance_ratio, estimate.residual_degrees, base_degrees)
     yield _NoiseComparison(
-        p_value=4 * num_scenarios * float(min(smaller, larger)),
+        p_value=4 * num_scenarios * float(min(lower_tail, upper_tail)),
         description=scenario.description,
         std_ratio=math.sqrt(variance_ratio),
         degrees=estimate.residual_degrees,
     )
     if estimate.along_degrees:
-        # Only noise that is too small counts as a mistake here. If the movement differs between
-        # rounds, it makes the noise along it larger, which is no mistake.
+        # Only noise that is too small counts as a mistake here. Noise along the movement may look
+        # larger because the movement differs between rounds.
         variance_ratio = estimate.along_squares / estimate.along_degrees
-        smaller = stats.f.cdf(variance_ratio, estimate.along_degrees, base_degrees)
+        lower_tail = stats.f.cdf(variance_ratio, estimate.along_degrees, base_degrees)
         yield _NoiseComparison(
-            p_value=2 * num_scenarios * float(smaller),
+            p_value=2 * num_scenarios * float(lower_tail),
             description=f"{scenario.description}, along them",
             std_ratio=math.sqrt(variance_ratio),
             degrees=estimate.along_degrees,
@@ -185,37 +192,41 @@ def find_smaller_arrays(tests: MovementTests) -> None:
     from scipy import stats
 
     noise_model = tests.measurements.noise_model
-    inputs = tests.inputs
+    test_inputs = tests.inputs
     variance_ratios = (noise_model.array_std / noise_model.required_std) ** 2
-    chances = stats.chi2.cdf(noise_model.array_samples * variance_ratios, noise_model.array_samples)
-    for array in np.flatnonzero(chances < tests.outcomes.threshold):
+    lower_tails = stats.chi2.cdf(
+        noise_model.array_samples * variance_ratios, noise_model.array_samples
+    )
+    for array in np.flatnonzero(lower_tails < tests.outcomes.threshold):
         noise_ratio = float(noise_model.array_std[array] / noise_model.required_std)
         movement_scale = float(noise_model.array_std[array] / noise_model.movement_std)
-        direction = inputs.direction(inputs.signs * (inputs.array_of == array))
+        direction = test_inputs.direction(test_inputs.signs * (test_inputs.array_of == array))
         is_smaller = True
         for norm in (INSIDE_NORM, HUGE_NORM):
             scenario = Scenario(
                 test="noise",
-                description=f"{inputs.num_clients} equal updates of {norm:g} clip norms, in array "
-                f"{array + 1}",
-                updates=inputs.from_all(inputs.update(norm, direction)),
+                description=f"{test_inputs.num_clients} equal updates of {norm:g} clip norms, in "
+                f"array {array + 1}",
+                updates=test_inputs.from_all(test_inputs.update(norm, direction)),
                 direction=direction,
-                allowed_movement=inputs.num_clients,
+                allowed_movement=test_inputs.num_clients,
                 detectable_excess=max(0.02, (1 - noise_ratio) / 2),
                 max_calls=1000,
             )
             [movement] = tests.measurements.movements(
-                scenario, 2 * inputs.num_arrays, BaselineEstimates()
+                scenario, 2 * test_inputs.num_arrays, BaselineEstimates()
             )
-            # After this factor, a `size` of 1 is the largest effect on this array that the claim
-            # allows, however large the noise of the array is.
-            size = movement.size * movement_scale
-            std = movement.std_at_claim * movement_scale
+            # This factor converts a movement to units of the largest effect that the claim allows
+            # on the array, whatever the array's noise.
+            relative_size = movement.size * movement_scale
+            relative_std = movement.std_at_claim * movement_scale
             # If an array's noise is smaller by some factor, the largest allowed effect of clients'
             # updates on the array is smaller by the same factor.
-            excess = size / noise_ratio - 1
-            is_contradicted = excess > tests.outcomes.deviations(2) * std / noise_ratio
-            may_be_as_claimed = size + tests.outcomes.reach(2) * std >= 1
+            relative_excess = relative_size / noise_ratio - 1
+            is_contradicted = (
+                relative_excess > tests.outcomes.deviations(2) * relative_std / noise_ratio
+            )
+            may_be_as_claimed = relative_size + tests.outcomes.reach(2) * relative_std >= 1
             is_smaller = is_smaller and not is_contradicted and not may_be_as_claimed
         if is_smaller:
             tests.smaller_arrays.append(int(array))

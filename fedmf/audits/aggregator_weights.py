@@ -16,7 +16,7 @@ def example_weight_scenarios(inputs: Inputs) -> Iterator[Scenario]:
     fallback_mistake = (
         "A weight that follows the other clients' examples, or one above 1, does this."
     )
-    baseline = Scenario(
+    baseline_scenario = Scenario(
         test="weights",
         description="clients with equally many examples",
         updates=inputs.from_one(inputs.zero_update, other_update),
@@ -33,10 +33,10 @@ def example_weight_scenarios(inputs: Inputs) -> Iterator[Scenario]:
             f"{client_weight:.3g} moves a mean by {client_weight:.3g} clip norms."
         )
         yield dataclasses.replace(
-            baseline,
+            baseline_scenario,
             description=f"one client with {num_examples:,} examples, or {NUM_EXAMPLES}, beside "
             "others",
-            baseline=baseline,
+            baseline=baseline_scenario,
             examples=example_counts,
         )
         yield Scenario(

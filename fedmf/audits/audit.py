@@ -1,4 +1,5 @@
-"""The result of an audit, which compares a run's guarantee with the planned one."""
+"""The result of an audit, which compares the privacy guarantee of a run with the planned "
+"guarantee."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -34,7 +35,8 @@ def _checked_system(name: str, value: Any) -> str:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Audit(fields.Checked, fields.ShortRepr):
-    """Planned guarantee of a run, beside the guarantee that follows from the observed rounds.
+    """Planned guarantee of a run, together with the guarantee that follows from the observed rounds
+    of its clients.
 
     Attributes:
       planned: the plan.
@@ -122,9 +124,11 @@ class Audit(fields.Checked, fields.ShortRepr):
           TypeError, ValueError: an argument of the wrong type or out of range, or a system that
             does not fit the audited one.
         """
-        subject = None if system is None else Subject(system=system)
+        statement_subject = None if system is None else Subject(system=system)
         return markdown(
-            self.statement_values(cohort_size=cohort_size, population=population, subject=subject)
+            self.statement_values(
+                cohort_size=cohort_size, population=population, subject=statement_subject
+            )
         )
 
     def statement_values(
@@ -161,7 +165,7 @@ class Audit(fields.Checked, fields.ShortRepr):
             cohort_size = checks.integer("cohort_size", cohort_size, low=1, hint=hint)
         if commands is None:
             commands = self._commands()
-        values = statement_values(
+        all_values = statement_values(
             self.planned,
             pretraining=pretraining,
             population=population,
@@ -169,18 +173,20 @@ class Audit(fields.Checked, fields.ShortRepr):
             commands=commands,
             subject=subject,
         )
-        achieved = self._achieved_values()
-        if achieved is not None:
-            achieved["epsilon_if_sampled_as_planned"] = finite_or_none(self.amplified_epsilon)
+        achieved_values = self._achieved_values()
+        if achieved_values is not None:
+            achieved_values["epsilon_if_sampled_as_planned"] = finite_or_none(
+                self.amplified_epsilon
+            )
         if self.contradictions and self.achieved is not None:
             is_simulation = self.planned.simulation is not None
-            values["group_privacy"] = [] if is_simulation else group_values(self.achieved.plan)
-            values["attack"] = None if is_simulation else attack_values(self.achieved.plan)
+            all_values["group_privacy"] = [] if is_simulation else group_values(self.achieved.plan)
+            all_values["attack"] = None if is_simulation else attack_values(self.achieved.plan)
         if self.unrecorded is not None:
-            values["unrecorded"] = self.unrecorded
-        return values | {
+            all_values["unrecorded"] = self.unrecorded
+        return all_values | {
             "observed": self._observed_values(cohort_size, population),
-            "achieved": achieved,
+            "achieved": achieved_values,
             "contradictions": list(self.contradictions),
             "noncompliant_clients": self._noncompliant_values(),
             "marked_noncompliant": self._marked_values(),
@@ -188,24 +194,26 @@ class Audit(fields.Checked, fields.ShortRepr):
 
     def _observed_values(self, cohort_size: int | None, population: int | None) -> dict[str, Any]:
         """Returns the observed participation in plain JSON types, for the privacy statement."""
-        observed = self.observed
-        sampling = self.planned.sampling
-        # If each client is sampled independently, cohort sizes are random, so no round counts as
-        # short.
+        observed_participation = self.observed
+        planned_sampling = self.planned.sampling
+        # If each client is sampled independently, cohort sizes are random, so no cohort counts as
+        # too small.
         short_rounds = None
-        if cohort_size is not None and not (sampling is not None and sampling.independent):
-            short_rounds = observed.short_rounds
-        values = observed.summary() | {
+        if cohort_size is not None and not (
+            planned_sampling is not None and planned_sampling.independent
+        ):
+            short_rounds = observed_participation.short_rounds
+        observed_values = observed_participation.summary() | {
             "population": population,
             "cohort_size": cohort_size,
             "short_rounds": short_rounds,
-            "empty_rounds": observed.empty_rounds,
-            "smallest_cohort": int(min(observed.cohort_sizes, default=0)),
-            "largest_cohort": int(max(observed.cohort_sizes, default=0)),
+            "empty_rounds": observed_participation.empty_rounds,
+            "smallest_cohort": int(min(observed_participation.cohort_sizes, default=0)),
+            "largest_cohort": int(max(observed_participation.cohort_sizes, default=0)),
             "log": None,
         }
         if self.log is not None:
-            values["log"] = {
+            observed_values["log"] = {
                 "name": self.log.name,
                 "bytes": self.log.size,
                 "sha256": self.log.sha256,
@@ -213,22 +221,22 @@ class Audit(fields.Checked, fields.ShortRepr):
                 "duplicates_counted_once": self.log.duplicates,
             }
         if self.most_spent is not None:
-            values["most_spent"] = self.most_spent
-        return values
+            observed_values["most_spent"] = self.most_spent
+        return observed_values
 
     def _marked_values(self) -> dict[str, Any] | None:
         """Returns the participation of the clients that the ledger marks as non-compliant.
 
         The guarantee in it is that of all clients together. It is None if no client is marked.
         """
-        everyone = self.everyone
-        if everyone is None:
+        guarantee_of_all = self.everyone
+        if guarantee_of_all is None:
             return None
         return {
-            "clients": everyone.observed.clients - self.observed.clients,
-            "min_separation": everyone.observed.min_separation,
-            "max_participations": everyone.observed.max_participations,
-            "achieved_by_all": everyone._achieved_values(),
+            "clients": guarantee_of_all.observed.clients - self.observed.clients,
+            "min_separation": guarantee_of_all.observed.min_separation,
+            "max_participations": guarantee_of_all.observed.max_participations,
+            "achieved_by_all": guarantee_of_all._achieved_values(),
         }
 
     def _commands(self) -> list[str] | None:
@@ -236,10 +244,10 @@ class Audit(fields.Checked, fields.ShortRepr):
         if self.log is None:
             return None
         form_options = dataclasses.asdict(self.log.form)
-        command = audit_log_command(
+        audit_command = audit_log_command(
             self.planned, self.log.name, rounds_run=self.log.rounds_run, options=form_options
         )
-        return [command]
+        return [audit_command]
 
     def _achieved_values(self) -> dict[str, Any] | None:
         """Returns the achieved guarantee in plain JSON types.
@@ -272,28 +280,36 @@ class Audit(fields.Checked, fields.ShortRepr):
         larger cohort.
         """
         participation = self.planned.participation
-        observed = self.observed
+        observed_participation = self.observed
         record_values = {
-            name: getattr(observed, name)
+            name: getattr(observed_participation, name)
             for name in ("rounds", "participations", "clients", "empty_rounds")
         }
-        limits = {
+        participation_limits = {
             "min_separation": participation.min_sep,
             "max_participations": participation.max_participations,
         }
-        for name, limit in limits.items():
-            record_values |= {f"{name}_planned": limit, f"{name}_observed": getattr(observed, name)}
+        for name, limit in participation_limits.items():
+            record_values |= {
+                f"{name}_planned": limit,
+                f"{name}_observed": getattr(observed_participation, name),
+            }
         record_values |= self.spending()
         planned_values = guarantee_values(self.planned)
-        achieved = self._achieved_values() or {}
+        achieved_values = self._achieved_values() or {}
         is_simulation = self.planned.simulation is not None
         if not is_simulation and self.achieved is None:
             no_risk = AttackRisk(mu=0.0).values()
-            achieved = {"sensitivity": 0.0, "epsilon": 0.0, "rho": 0.0, "attack_risk": no_risk}
+            achieved_values = {
+                "sensitivity": 0.0,
+                "epsilon": 0.0,
+                "rho": 0.0,
+                "attack_risk": no_risk,
+            }
         for name in ("sensitivity", "epsilon", "rho", "attack_risk"):
             record_values |= {
                 f"{name}_planned": planned_values[name],
-                f"{name}_achieved": achieved.get(name),
+                f"{name}_achieved": achieved_values.get(name),
             }
         sampling_name = None
         if self.planned.sampling is not None:

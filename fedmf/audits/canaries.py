@@ -83,17 +83,17 @@ class CanaryEvidence:
         """
         not_finite = [*np.argwhere(~np.isfinite(self.releases))]
         if not_finite:
-            t, canary = not_finite[0]
+            t, canary_index = not_finite[0]
             raise ValueError(
                 f"{len(not_finite)} releases along canaries are not finite, the first in round {t} "
-                f"along canary {canary}: {self.releases[t, canary]}; the run has diverged, and its "
-                "canaries prove nothing: audit a run that has not"
+                f"along canary {canary_index}: {self.releases[t, canary_index]}; the run has "
+                "diverged, and its canaries prove nothing: audit a run that has not"
             )
         if not np.isfinite(self.model).all():
-            canary = int(np.flatnonzero(~np.isfinite(self.model))[0])
+            canary_index = int(np.flatnonzero(~np.isfinite(self.model))[0])
             raise ValueError(
-                f"the final model moved by {self.model[canary]} along canary {canary}: the run has "
-                "diverged, and its canaries prove nothing: audit a run that has not"
+                f"the final model moved by {self.model[canary_index]} along canary {canary_index}: "
+                "the run has diverged, and its canaries prove nothing: audit a run that has not"
             )
 
 
@@ -118,7 +118,7 @@ def audit_canaries(
       TypeError, ValueError: a confidence out of range, a plan that simulates a larger cohort, whose
         claim is not about the noise of the run, or releases that are not finite.
     """
-    error = 1 - checks.positive("confidence", confidence, "use a number such as 0.95", below=1)
+    error_rate = 1 - checks.positive("confidence", confidence, "use a number such as 0.95", below=1)
     if plan.simulation is not None:
         raise ValueError(
             f"claimed_cohort={plan.simulation.claimed}: the claim is about the noise of a cohort "
@@ -129,18 +129,18 @@ def audit_canaries(
     is_counted = took_part
     if plan.sampling is not None:
         is_counted = np.ones_like(took_part)
-    scores = {
+    score_by_name = {
         "all releases": release_scores(
             plan.mechanism, evidence.rounds, evidence.releases, plan.clip_norm
         ),
         "final model": evidence.model,
     }
-    bounds = []
-    significance = error / (len(scores) * len(BOUNDS))
-    for score_name, canary_scores in scores.items():
+    canary_bounds = []
+    significance_level = error_rate / (len(score_by_name) * len(BOUNDS))
+    for score_name, canary_scores in score_by_name.items():
         for assumption, compute_bound in BOUNDS.items():
-            # Amplification by sampling assumes that the cohorts are secret. In this case, only the
-            # bound that uses the final model and makes no assumption about the mechanism is valid.
+            # Privacy amplification by sampling assumes that the cohorts are secret. Then only the
+            # bound from the final model that assumes nothing about the mechanism is valid.
             is_amplified = score_name == "final model" and assumption == "nothing"
             is_selected = took_part
             epsilon_claimed = unamplified_epsilon(plan)
@@ -148,9 +148,12 @@ def audit_canaries(
                 is_selected = is_counted
                 epsilon_claimed = plan.epsilon
             epsilon_lower = compute_bound(
-                canary_scores[is_selected], evidence.included[is_selected], plan.delta, significance
+                canary_scores[is_selected],
+                evidence.included[is_selected],
+                plan.delta,
+                significance_level,
             )
-            bounds.append(
+            canary_bounds.append(
                 CanaryBound(
                     score=score_name,
                     assumes=assumption,
@@ -164,5 +167,5 @@ def audit_canaries(
         took_part=int(took_part.sum()),
         delta=plan.delta,
         confidence=confidence,
-        bounds=tuple(bounds),
+        bounds=tuple(canary_bounds),
     )

@@ -1,4 +1,5 @@
-"""Lower bounds on epsilon that an attacker's guesses about canaries prove.
+"""Lower bounds on epsilon that follow from an attacker's guesses about which canaries were
+included.
 
 A guarantee bounds the number of correct guesses, whatever the attacker knows besides:
 
@@ -21,7 +22,8 @@ from fedmf.privacy.gaussian import gaussian_epsilon
 
 
 def p_value(canaries: int, guesses: int, correct: int, epsilon: float, delta: float) -> float:
-    """Returns an upper bound on the chance of this many correct guesses under (epsilon, delta)-DP.
+    """Returns an upper bound on the probability of this many correct guesses under (epsilon,
+    delta)-DP.
 
     For v correct guesses of m canaries it is Pr[W >= v] + 2 m delta max_i (Pr[v > W >= v - i] / i),
     where W is binomial with the number of guesses and probability e^epsilon / (1 + e^epsilon).
@@ -32,14 +34,20 @@ def p_value(canaries: int, guesses: int, correct: int, epsilon: float, delta: fl
     from scipy import special
 
     chance_correct = special.expit(epsilon)
-    i = np.arange(1, correct + 1)
+    margins = np.arange(1, correct + 1)
     # scipy's bdtrc(k, r, p) is Pr[W > k] for a binomial W of r trials with probability p.
-    tail = 1.0
+    tail_chance = 1.0
     if correct:
-        tail = float(special.bdtrc(correct - 1, guesses, chance_correct))
-    fewer_correct = np.maximum(correct - 1 - i, 0)
-    tails = np.where(i < correct, special.bdtrc(fewer_correct, guesses, chance_correct), 1.0)
-    return min(1.0, tail + 2 * canaries * delta * float(np.max((tails - tail) / i, initial=0.0)))
+        tail_chance = float(special.bdtrc(correct - 1, guesses, chance_correct))
+    lower_thresholds = np.maximum(correct - 1 - margins, 0)
+    tail_chances = np.where(
+        margins < correct, special.bdtrc(lower_thresholds, guesses, chance_correct), 1.0
+    )
+    return min(
+        1.0,
+        tail_chance
+        + 2 * canaries * delta * float(np.max((tail_chances - tail_chance) / margins, initial=0.0)),
+    )
 
 
 def gaussian_refuted(
@@ -51,15 +59,17 @@ def gaussian_refuted(
     """
     from scipy import special
 
-    r = significance * correct / canaries
-    h = significance * (guesses - correct) / canaries
+    correct_bound = significance * correct / canaries
+    wrong_bound = significance * (guesses - correct) / canaries
     for i in range(correct - 1, -1, -1):
-        next_h = max(h, float(special.ndtr(special.ndtri(r) - mu)))
-        if next_h == h or r + h > guesses / canaries:
+        next_wrong_bound = max(wrong_bound, float(special.ndtr(special.ndtri(correct_bound) - mu)))
+        if next_wrong_bound == wrong_bound or correct_bound + wrong_bound > guesses / canaries:
             break
-        r = min(1.0, r + i / (guesses - i) * (next_h - h))
-        h = next_h
-    return r + h > guesses / canaries
+        correct_bound = min(
+            1.0, correct_bound + i / (guesses - i) * (next_wrong_bound - wrong_bound)
+        )
+        wrong_bound = next_wrong_bound
+    return correct_bound + wrong_bound > guesses / canaries
 
 
 def epsilon_bound(
@@ -75,12 +85,13 @@ def epsilon_bound(
       delta: of the claim.
       significance: largest chance that the bound exceeds a valid epsilon.
     """
-    m = len(included)
+    num_canaries = len(included)
     guess_counts = _guess_counts(scores, included, significance)
-    level = significance / max(1, len(guess_counts))
+    significance_level = significance / max(1, len(guess_counts))
     return _largest_refuted(
         lambda epsilon: any(
-            p_value(m, count.guesses, count.correct, epsilon, delta) <= level
+            p_value(num_canaries, count.guesses, count.correct, epsilon, delta)
+            <= significance_level
             for count in guess_counts
         )
     )
@@ -95,12 +106,13 @@ def gaussian_epsilon_bound(
 
     The arguments are those of `epsilon_bound`.
     """
-    m = len(included)
+    num_canaries = len(included)
     guess_counts = _guess_counts(scores, included, significance)
-    level = significance / max(1, len(guess_counts))
+    significance_level = significance / max(1, len(guess_counts))
     mu = _largest_refuted(
         lambda mu: any(
-            gaussian_refuted(m, count.guesses, count.correct, mu, level) for count in guess_counts
+            gaussian_refuted(num_canaries, count.guesses, count.correct, mu, significance_level)
+            for count in guess_counts
         )
     )
     return gaussian_epsilon(1 / mu, delta) if mu else 0.0
@@ -124,21 +136,21 @@ def normal_epsilon_bound(
     degrees = len(scores) - 2
     if min(len(scores_present), len(scores_absent)) < 2:
         return 0.0
-    signal = float(scores_present.mean() - scores_absent.mean())
-    squares = float(
+    mean_difference = float(scores_present.mean() - scores_absent.mean())
+    squared_deviations = float(
         ((scores_present - scores_present.mean()) ** 2).sum()
         + ((scores_absent - scores_absent.mean()) ** 2).sum()
     )
-    if squares == 0:
-        return math.inf if signal > 0 else 0.0
+    if squared_deviations == 0:
+        return math.inf if mean_difference > 0 else 0.0
     relative_error = math.sqrt(1 / len(scores_present) + 1 / len(scores_absent))
-    t = signal / (relative_error * math.sqrt(squares / degrees))
-    mu = relative_error * float(special.nctdtrinc(degrees, 1 - significance, t))
+    t_statistic = mean_difference / (relative_error * math.sqrt(squared_deviations / degrees))
+    mu = relative_error * float(special.nctdtrinc(degrees, 1 - significance, t_statistic))
     return gaussian_epsilon(1 / mu, delta) if mu > 0 else 0.0
 
 
-# Functions that compute a lower bound on epsilon. The key of each function says what it assumes
-# about the mechanism.
+# Functions that compute a lower bound on epsilon. Each key says what the function assumes about the
+# mechanism.
 BOUNDS = {
     "nothing": epsilon_bound,
     "Gaussian mechanism": gaussian_epsilon_bound,
@@ -166,11 +178,14 @@ def _guess_counts(
     """
     coins_by_score = included[np.argsort(scores, kind="stable")]
     guess_counts = []
-    k = len(coins_by_score) // 2
-    while k and 2.0 ** (-2 * k) <= significance:
-        num_correct = int((~coins_by_score[:k]).sum() + coins_by_score[-k:].sum())
-        guess_counts.append(_GuessCount(guesses=2 * k, correct=num_correct))
-        k //= 2
+    num_guesses_per_side = len(coins_by_score) // 2
+    while num_guesses_per_side and 2.0 ** (-2 * num_guesses_per_side) <= significance:
+        num_correct = int(
+            (~coins_by_score[:num_guesses_per_side]).sum()
+            + coins_by_score[-num_guesses_per_side:].sum()
+        )
+        guess_counts.append(_GuessCount(guesses=2 * num_guesses_per_side, correct=num_correct))
+        num_guesses_per_side //= 2
     return guess_counts
 
 

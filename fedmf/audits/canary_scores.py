@@ -8,7 +8,7 @@ from fedmf import checks
 from fedmf.audits.whitening import causal_factor
 from fedmf.mechanisms.base import Mechanism
 
-# A convolution filters several columns at once, with at most this many entries in all.
+# Largest number of entries, over several columns, that one convolution filters.
 _MAX_FILTERED_ENTRIES = 2**20
 
 
@@ -37,9 +37,12 @@ def release_scores(
       ValueError: N would have to be formed, and does not fit into memory.
     """
     whiten_columns = _whitener(mechanism)
-    a = clip_norm * whiten_columns(rounds.astype(np.float64))
-    y = whiten_columns(projections)
-    return (a * _solve_covariance(y, y - a / 2)).sum(axis=0)
+    whitened_signals = clip_norm * whiten_columns(rounds.astype(np.float64))
+    whitened_releases = whiten_columns(projections)
+    return (
+        whitened_signals
+        * _solve_covariance(whitened_releases, whitened_releases - whitened_signals / 2)
+    ).sum(axis=0)
 
 
 def _whitener(mechanism: Mechanism) -> Callable[[np.ndarray], np.ndarray]:
@@ -60,12 +63,13 @@ def _whitener(mechanism: Mechanism) -> Callable[[np.ndarray], np.ndarray]:
         def filtered(columns: np.ndarray) -> np.ndarray:
             """Multiplies columns by the encoder C, in batches that fit into memory."""
             batch_width = max(1, _MAX_FILTERED_ENTRIES // n)
-            starts = range(0, columns.shape[1], batch_width)
-            batches = [columns[:, start : start + batch_width] for start in starts]
-            products = [
-                scipy.signal.oaconvolve(coefficients[:, None], batch, axes=0) for batch in batches
+            batch_starts = range(0, columns.shape[1], batch_width)
+            column_batches = [columns[:, start : start + batch_width] for start in batch_starts]
+            filtered_batches = [
+                scipy.signal.oaconvolve(coefficients[:, None], batch, axes=0)
+                for batch in column_batches
             ]
-            return np.hstack([product[:n] for product in products])
+            return np.hstack([product[:n] for product in filtered_batches])
 
         return filtered
     if banded_rows is not None:

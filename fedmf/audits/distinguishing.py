@@ -1,4 +1,5 @@
-"""Distinguishing attack on the releases of a plan: an empirical lower bound on its epsilon.
+"""Distinguishing attack on the releases of a plan, which gives an empirical lower bound on its
+epsilon.
 
 The attack decides from the releases whether one client took part, in the worst rounds that the plan
 allows. The client contributes u_t * clip_norm * e in round t, with u_t in {-1, 0, 1} and a unit
@@ -30,7 +31,7 @@ _MIN_TRIALS = 4
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Distinguishing:
-    """Result of a distinguishing attack, beside the values that the plan claims.
+    """Result of a distinguishing attack, together with the values that the plan claims.
 
     Attributes:
       present, absent: numbers of trials with and without the client.
@@ -91,30 +92,30 @@ def audit_distinguishing(
                 f"{name} has {len(trials)} trials: run at least {_MIN_TRIALS} of each kind"
             )
     checks.positive("confidence", confidence, "use a number such as 0.95", below=1)
-    snr = _measure_snr(present, absent, confidence)
-    counts = _count_decisions(present, absent, plan.delta, confidence)
-    epsilon_lower = max(0.0, float(_epsilon_bound(counts, plan.delta, 1 - confidence)))
-    expected = expected_bound(
-        case.snr, counts.num_present, counts.num_absent, plan.delta, confidence
+    measured_snr = _measure_snr(present, absent, confidence)
+    decision_counts = _count_decisions(present, absent, plan.delta, confidence)
+    epsilon_lower = max(0.0, float(_epsilon_bound(decision_counts, plan.delta, 1 - confidence)))
+    expected_result = expected_bound(
+        case.snr, decision_counts.num_present, decision_counts.num_absent, plan.delta, confidence
     )
     epsilon_finding = Finding(
         name="empirical epsilon above the claim",
         statistic=epsilon_lower,
-        p_value=min(1.0, _epsilon_p_value(counts, plan.delta, plan.epsilon)),
+        p_value=min(1.0, _epsilon_p_value(decision_counts, plan.delta, plan.epsilon)),
     )
     return Distinguishing(
         present=len(present),
         absent=len(absent),
         snr_claimed=1 / plan.noise_multiplier,
         snr_expected=case.snr,
-        snr=snr.value,
-        snr_lower=snr.value - snr.half_width,
-        snr_upper=snr.value + snr.half_width,
+        snr=measured_snr.value,
+        snr_lower=measured_snr.value - measured_snr.half_width,
+        snr_upper=measured_snr.value + measured_snr.half_width,
         epsilon_claimed=plan.epsilon,
-        epsilon_expected=expected.epsilon,
+        epsilon_expected=expected_result.epsilon,
         epsilon_lower=epsilon_lower,
         confidence=confidence,
-        findings=(*_signal_findings(plan, case, snr), epsilon_finding),
+        findings=(*_signal_findings(plan, case, measured_snr), epsilon_finding),
     )
 
 
@@ -140,22 +141,26 @@ class _MeasuredSnr:
 
 
 def _measure_snr(present: np.ndarray, absent: np.ndarray, confidence: float) -> _MeasuredSnr:
-    """Measures the signal-to-noise ratio of the trials, with an approximate confidence interval."""
+    """Measures the signal-to-noise ratio of an attack's trials, with an approximate confidence
+    interval.
+    """
     import scipy.stats
 
-    degrees = len(present) + len(absent) - 2
-    squares = ((present - present.mean()) ** 2).sum() + ((absent - absent.mean()) ** 2).sum()
-    signal = float(present.mean() - absent.mean())
+    degrees_of_freedom = len(present) + len(absent) - 2
+    squared_deviations = ((present - present.mean()) ** 2).sum() + (
+        (absent - absent.mean()) ** 2
+    ).sum()
+    mean_difference = float(present.mean() - absent.mean())
     signal_std = math.sqrt(1 / len(present) + 1 / len(absent))
-    snr = signal / math.sqrt(float(squares / degrees))
-    quantile = float(scipy.stats.norm.isf((1 - confidence) / 2))
+    snr = mean_difference / math.sqrt(float(squared_deviations / degrees_of_freedom))
+    normal_quantile = float(scipy.stats.norm.isf((1 - confidence) / 2))
     return _MeasuredSnr(
         value=snr,
-        half_width=quantile * math.sqrt(signal_std**2 + snr**2 / (2 * degrees)),
-        signal=signal,
+        half_width=normal_quantile * math.sqrt(signal_std**2 + snr**2 / (2 * degrees_of_freedom)),
+        signal=mean_difference,
         signal_std=signal_std,
-        squares=squares,
-        degrees=degrees,
+        squares=squared_deviations,
+        degrees=degrees_of_freedom,
     )
 
 
@@ -180,12 +185,12 @@ def _signal_findings(plan: Plan, case: WorstCase, snr: _MeasuredSnr) -> Iterator
         statistic=snr.signal,
         p_value=min(1.0, 2 * min(above_expected, 1 - above_expected)),
     )
-    smaller = scipy.stats.chi2.cdf(snr.squares, snr.degrees)
-    larger = scipy.stats.chi2.sf(snr.squares, snr.degrees)
+    lower_tail = scipy.stats.chi2.cdf(snr.squares, snr.degrees)
+    upper_tail = scipy.stats.chi2.sf(snr.squares, snr.degrees)
     yield Finding(
         name="variance of the likelihood-ratio statistic",
         statistic=float(snr.squares / snr.degrees),
-        p_value=min(1.0, float(2 * min(smaller, larger))),
+        p_value=min(1.0, float(2 * min(lower_tail, upper_tail))),
     )
 
 
@@ -257,10 +262,10 @@ def _select_threshold(
     these trials. That is far less random than the threshold with the largest observed bound. The
     bound from the other trials is valid for any threshold.
     """
-    std = math.sqrt((present.var() + absent.var()) / 2)
-    snr = max(0.0, float(present.mean() - absent.mean()) / std)
-    expected = expected_bound(snr, len(present), len(absent), delta, confidence)
-    return float(absent.mean()) + expected.threshold * std
+    pooled_std = math.sqrt((present.var() + absent.var()) / 2)
+    estimated_snr = max(0.0, float(present.mean() - absent.mean()) / pooled_std)
+    expected_result = expected_bound(estimated_snr, len(present), len(absent), delta, confidence)
+    return float(absent.mean()) + expected_result.threshold * pooled_std
 
 
 class ExpectedBound(NamedTuple):
@@ -288,17 +293,17 @@ def expected_bound(
     """
     import scipy.special
 
-    s = np.linspace(-6, 8 + snr, 401)
-    counts = _DecisionCounts(
-        num_true_positives=present * scipy.special.ndtr(snr - s),
+    thresholds = np.linspace(-6, 8 + snr, 401)
+    expected_counts = _DecisionCounts(
+        num_true_positives=present * scipy.special.ndtr(snr - thresholds),
         num_present=present,
-        num_false_positives=absent * scipy.special.ndtr(-s),
+        num_false_positives=absent * scipy.special.ndtr(-thresholds),
         num_absent=absent,
     )
-    bounds = _epsilon_bound(counts, delta, 1 - confidence)
-    best_index = int(bounds.argmax())
+    epsilon_bounds = _epsilon_bound(expected_counts, delta, 1 - confidence)
+    best_index = int(epsilon_bounds.argmax())
     return ExpectedBound(
-        epsilon=max(0.0, float(bounds[best_index])), threshold=float(s[best_index])
+        epsilon=max(0.0, float(epsilon_bounds[best_index])), threshold=float(thresholds[best_index])
     )
 
 

@@ -5,7 +5,7 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Finding:
-    """Result of one statistical test: its name, its statistic and its p-value.
+    """Result of one statistical test, with its name, its statistic and its p-value.
 
     Attributes:
       name: the test, with the quantity that `statistic` holds.

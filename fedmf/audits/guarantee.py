@@ -1,4 +1,5 @@
-"""Audits of participation: the privacy guarantee that follows from the rounds of each client.
+"""Audits of participation, which compute the privacy guarantee from the rounds in which each client
+took part.
 
 An audit reads a record of (client, round) pairs. The record shows how often and how far apart
 clients took part, and so the guarantee without amplification by sampling. It cannot show whether
@@ -76,19 +77,21 @@ def audit_ledger(
             f"ledger has {len(ledger)} rounds but the plan covers {plan.participation.rounds}: "
             "audit a run with its own plan"
         )
-    ends = [len(ledger) - 1, *unrecorded, plan.participation.rounds]
-    if any(a >= b for a, b in itertools.pairwise(ends)):
+    round_ends = [len(ledger) - 1, *unrecorded, plan.participation.rounds]
+    if any(a >= b for a, b in itertools.pairwise(round_ends)):
         raise ValueError(
             f"unrecorded={list(unrecorded)} must be increasing rounds from {len(ledger)} to "
             f"{plan.participation.rounds - 1}: those after the ledger's"
         )
 
-    everyone = _audit_clients(ledger, plan, unrecorded, hint)
+    audit_of_all = _audit_clients(ledger, plan, unrecorded, hint)
     if not len(ledger.noncompliant()):
-        return everyone
+        return audit_of_all
     compliant_audit = _audit_clients(ledger.compliant(), plan, unrecorded, hint)
     return dataclasses.replace(
-        compliant_audit, everyone=everyone, noncompliant_clients=everyone.noncompliant_clients
+        compliant_audit,
+        everyone=audit_of_all,
+        noncompliant_clients=audit_of_all.noncompliant_clients,
     )
 
 
@@ -97,14 +100,14 @@ def _audit_clients(
 ) -> Audit:
     """Returns the audit of all clients of a ledger, given arguments that are already checked."""
     client_ids, client_rounds = ledger.clients()
-    tally = Tally(plan, unrecorded)
-    for _ in tally.counted([client_rounds]):
+    client_tally = Tally(plan, unrecorded)
+    for _ in client_tally.counted([client_rounds]):
         pass
     return _make_audit(
         ledger.observed(),
-        tally,
+        client_tally,
         lambda row: int(client_ids[np.searchsorted(client_rounds.starts, row)]),
-        unrecorded=unrecorded_sentence(tally, hint),
+        unrecorded=unrecorded_sentence(client_tally, hint),
     )
 
 
@@ -165,26 +168,28 @@ def audit_log(
         num_rounds = checks.integer("rounds_run", rounds_run, low=1, high=num_rounds, hint=hint)
     with sorted_log(path, rounds=num_rounds, memory=memory, folder=folder, form=form) as log:
         unrecorded = range(log.rounds, num_rounds)
-        tally = Tally(plan, unrecorded)
-        stats = ParticipationStats.of_clients(
-            tally.counted(log.clients()), cohort_sizes=log.cohort_sizes()
+        client_tally = Tally(plan, unrecorded)
+        participation_stats = ParticipationStats.of_clients(
+            client_tally.counted(log.clients()), cohort_sizes=log.cohort_sizes()
         )
         hint = (
             "audit the log of the whole run, or pass "
             f"rounds_run={unrecorded.start} if it ended there"
         )
-        audit = _make_audit(
-            stats,
-            tally,
+        log_audit = _make_audit(
+            participation_stats,
+            client_tally,
             log.client,
             first_round=log.first_round,
-            unrecorded=unrecorded_sentence(tally, hint),
+            unrecorded=unrecorded_sentence(client_tally, hint),
         )
-    contradictions = [*audit.contradictions]
+    all_contradictions = [*log_audit.contradictions]
     if log.description.lookalikes is not None:
-        contradictions.append(_lookalikes_sentence(log.description.lookalikes))
+        all_contradictions.append(_lookalikes_sentence(log.description.lookalikes))
     description = dataclasses.replace(log.description, rounds_run=rounds_run)
-    return dataclasses.replace(audit, log=description, contradictions=contradictions, system="log")
+    return dataclasses.replace(
+        log_audit, log=description, contradictions=all_contradictions, system="log"
+    )
 
 
 def _lookalikes_sentence(lookalikes: tuple[str, str]) -> str:
@@ -216,28 +221,30 @@ def _make_audit(
     """
     plan = tally.plan
     compliant_sensitivity = tally.compliant_sensitivity()
-    noncompliant = tally.noncompliant_sensitivity()
-    most_spent = None
+    noncompliant_sensitivity = tally.noncompliant_sensitivity()
+    max_spent = None
     if plan.participation.budget is not None:
-        most_spent = tally.max_spent
-    sensitivities = [value for value in (compliant_sensitivity, noncompliant) if value is not None]
-    if not sensitivities:
-        return Audit(planned=plan, observed=stats, achieved=None, most_spent=most_spent)
-    worst_sensitivity = max(sensitivities, key=lambda sensitivity: sensitivity.value)
+        max_spent = tally.max_spent
+    known_sensitivities = [
+        value for value in (compliant_sensitivity, noncompliant_sensitivity) if value is not None
+    ]
+    if not known_sensitivities:
+        return Audit(planned=plan, observed=stats, achieved=None, most_spent=max_spent)
+    worst_sensitivity = max(known_sensitivities, key=lambda sensitivity: sensitivity.value)
     noncompliant_clients = None
     if plan.simulation is not None:
         worst_sensitivity = plan.sensitivity
-        if noncompliant is not None:
+        if noncompliant_sensitivity is not None:
             worst_sensitivity = sensitivity(
                 plan.mechanism, EveryRound(rounds=plan.participation.rounds)
             )
-    elif noncompliant is not None:
+    elif noncompliant_sensitivity is not None:
         noncompliant_clients = _noncompliant_clients(
             tally, compliant_sensitivity, client_of, first_round
         )
-    violations = []
+    participation_violations = []
     if tally.num_noncompliant:
-        violations = plan.participation.violations(stats, tally.max_spent)
+        participation_violations = plan.participation.violations(stats, tally.max_spent)
     sampling_contradictions = []
     if plan.sampling is not None and stats.participations:
         sampling_contradictions = plan.sampling.contradictions(stats, plan.mechanism.rounds)
@@ -245,9 +252,9 @@ def _make_audit(
         planned=plan,
         observed=stats,
         achieved=Achieved(planned=plan, sensitivity=worst_sensitivity),
-        contradictions=(*violations, *sampling_contradictions),
+        contradictions=(*participation_violations, *sampling_contradictions),
         noncompliant_clients=noncompliant_clients,
-        most_spent=most_spent,
+        most_spent=max_spent,
         shares_spent=tally.clients_by_spending,
         unrecorded=unrecorded,
     )
@@ -270,9 +277,9 @@ def _noncompliant_clients(
                 achieved=Achieved(planned=plan, sensitivity=client_sensitivity),
             )
         )
-    guarantee_of_others = None
+    compliant_guarantee = None
     if compliant is not None:
-        guarantee_of_others = Achieved(planned=plan, sensitivity=compliant)
+        compliant_guarantee = Achieved(planned=plan, sensitivity=compliant)
     return NoncompliantClients(
-        clients=tally.num_noncompliant, first=tuple(listed_clients), others=guarantee_of_others
+        clients=tally.num_noncompliant, first=tuple(listed_clients), others=compliant_guarantee
     )

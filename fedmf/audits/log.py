@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 DEFAULT_MEMORY = 10**9
 _MIN_MEMORY_BYTES = 256 * 10**6
 _MAX_ROUNDS = 10**9
-# Number of rows of a participation log that are read at a time. A client with more rows makes its
-# block larger.
+# Number of rows of a participation log that are read at a time. A block is larger if a single
+# client has more rows.
 _BLOCK_ROWS = 2**19
 
 
@@ -61,28 +61,30 @@ class SortedLog:
         """Yields the clients block by block, with their rounds numbered from 0."""
         num_rows = int(self._single_value("SELECT count(*) FROM log"))
         block_rows = _BLOCK_ROWS
-        begin = 0
-        while begin < num_rows:
-            columns = self._db.execute(
+        first_row = 0
+        while first_row < num_rows:
+            block_columns = self._db.execute(
                 f"""SELECT client IS DISTINCT FROM lag(client) OVER () AS is_next_client,
                   round - {self.first_round} AS round
-                FROM log WHERE rowid >= {begin} AND rowid < {begin + block_rows}"""
+                FROM log WHERE rowid >= {first_row} AND rowid < {first_row + block_rows}"""
             ).fetchnumpy()
-            starts = np.flatnonzero(columns["is_next_client"])
-            end = len(columns["round"])
-            if begin + block_rows < num_rows:
+            client_starts = np.flatnonzero(block_columns["is_next_client"])
+            num_block_rows = len(block_columns["round"])
+            if first_row + block_rows < num_rows:
                 # The last client of this block may have more rows in the log, so the next block
                 # begins with the same client.
-                end = int(starts[-1])
-            if end:
-                block = np.asarray(columns["round"][:end])
-                yield ClientRounds(rounds=block, starts=starts[starts < end])
+                num_block_rows = int(client_starts[-1])
+            if num_block_rows:
+                block_of_rounds = np.asarray(block_columns["round"][:num_block_rows])
+                yield ClientRounds(
+                    rounds=block_of_rounds, starts=client_starts[client_starts < num_block_rows]
+                )
             else:
                 block_rows *= 2
-            begin += end
+            first_row += num_block_rows
 
     def client(self, row: int) -> int | str:
-        """Returns the client id of a row as it is written in the log."""
+        """Returns the client id of a row of the sorted log, as the log file writes it."""
         client: int | str = self._single_value(
             f"SELECT coalesce(spelling, client) FROM log WHERE rowid = {row}"
         )
@@ -120,8 +122,8 @@ def sorted_log(
         message names the line.
       OSError: the file cannot be read, or the temporary files cannot be written.
     """
-    hint = "pass the number of rounds of the run"
-    rounds = checks.integer("rounds", rounds, low=1, high=_MAX_ROUNDS, hint=hint)
+    rounds_hint = "pass the number of rounds of the run"
+    rounds = checks.integer("rounds", rounds, low=1, high=_MAX_ROUNDS, hint=rounds_hint)
     log_file = LogFile(path=expanded(path), rounds=rounds, form=form)
     memory = checks.integer("memory", memory, low=_MIN_MEMORY_BYTES, hint="allow 256 MB or more")
     log_file.check_path()

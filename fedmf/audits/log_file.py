@@ -1,4 +1,5 @@
-"""Files of participation logs: CSV, JSON lines or Parquet, with a client and round per row."""
+"""Files of participation logs in CSV, JSON lines or Parquet, with a client and a round in each "
+"row."""
 
 import dataclasses
 import hashlib
@@ -11,11 +12,10 @@ from fedmf import fields, identifiers, tables
 if TYPE_CHECKING:
     import duckdb
 
-# An SQL expression for the client id in which characters that look alike are replaced by one of
-# them.
+# An SQL expression for the client id after characters that look alike were replaced by the same
+# character.
 _SKELETON = tables.skeleton_sql("client")
-# An SQL expression for the client id, in which characters that look alike are replaced by one of
-# them. It is NULL if the id is empty or has invisible characters at its ends.
+# The same expression, but NULL if the client id is empty or has invisible characters at its ends.
 _CHECKED_CLIENT = (
     f"CASE WHEN NOT regexp_matches(client, '^[\\p{{Cc}}\\p{{Cf}}\\pZ]|[\\p{{Cc}}\\p{{Cf}}\\pZ]$') "
     f"THEN nullif({_SKELETON}, '') END"
@@ -54,7 +54,7 @@ class LogForm(fields.Checked):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ParticipationLog:
-    """Description of a log file that was read: its name, its hash and its numbers of rows.
+    """Description of a log file that was read, with its name, its hash and its numbers of rows.
 
     Attributes:
       name: of the file, without its folder.
@@ -89,7 +89,9 @@ def _is_unicode(path: pathlib.Path) -> bool:
 
 
 def _quoted(value: object | None) -> str | None:
-    """Returns the first 80 characters of a value in quotes, or None for None."""
+    """Returns the first 80 characters of a value in quotes for a message, or None if the value is
+    None.
+    """
     if value is None:
         return None
     return ascii(str(value)[:80])
@@ -126,10 +128,10 @@ class LogFile:
     def check_path(self) -> None:
         """Raises an error if DuckDB cannot open the file."""
         if not self.path.is_file():
-            reason = "is not a file" if self.path.exists() else "does not exist"
+            failure_reason = "is not a file" if self.path.exists() else "does not exist"
             raise FileNotFoundError(
-                f"log {self.path} {reason}: name a CSV, JSON lines or Parquet file of clients and "
-                "rounds"
+                f"log {self.path} {failure_reason}: name a CSV, JSON lines or Parquet file of "
+                "clients and rounds"
             )
         if not _is_unicode(self.path):
             raise ValueError(
@@ -154,7 +156,7 @@ class LogFile:
         db.execute("ALTER TABLE sorted RENAME TO log")
         num_duplicates = self._drop_duplicates(db)
         with self.path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
+            file_digest = hashlib.file_digest(file, "sha256").hexdigest()
         stat_after = self.path.stat()
         size_and_time = (stat_before.st_size, stat_before.st_mtime_ns)
         if size_and_time != (stat_after.st_size, stat_after.st_mtime_ns):
@@ -165,7 +167,7 @@ class LogFile:
         return ParticipationLog(
             name=self.path.name,
             size=stat_after.st_size,
-            sha256=digest,
+            sha256=file_digest,
             rows=num_rows,
             duplicates=num_duplicates,
             lookalikes=lookalikes,
@@ -177,10 +179,10 @@ class LogFile:
         import duckdb
 
         try:
-            columns = self._open_source(db, scratch)
+            log_columns = self._open_source(db, scratch)
             db.execute(
-                f"CREATE TABLE log AS SELECT {columns.client} AS client, {columns.spelling} AS "
-                f"spelling, {columns.round} AS round FROM source"
+                f"CREATE TABLE log AS SELECT {log_columns.client} AS client, "
+                f"{log_columns.spelling} AS spelling, {log_columns.round} AS round FROM source"
             )
         except (duckdb.OutOfMemoryException, duckdb.IOException):
             raise
@@ -191,7 +193,7 @@ class LogFile:
         ).fetchall()[0][0]
         if num_invalid:
             db.execute("SET preserve_insertion_order = true")
-            is_valid = f"{columns.client} IS NOT NULL AND {columns.round} IS NOT NULL"
+            is_valid = f"{log_columns.client} IS NOT NULL AND {log_columns.round} IS NOT NULL"
             row, client, round_text, fault = db.execute(
                 f"SELECT row, client, round, fault FROM source WHERE NOT ({is_valid}) "
                 "ORDER BY row LIMIT 1"
@@ -201,8 +203,10 @@ class LogFile:
     def _open_source(self, db: "duckdb.DuckDBPyConnection", scratch: str) -> _LogColumns:
         """Creates the view `source` of the file, and returns SQL that checks its columns."""
         form = self.form
-        columns = {"client_column": form.client_column, "round_column": form.round_column}
-        source_relation = tables.scan_file(db, self.path, columns, scratch, ids=tuple(columns))
+        source_columns = {"client_column": form.client_column, "round_column": form.round_column}
+        source_relation = tables.scan_file(
+            db, self.path, source_columns, scratch, ids=tuple(source_columns)
+        )
         self._check_end()
         client_column, round_column = source_relation.columns
         db.execute(
@@ -220,8 +224,10 @@ class LogFile:
         checked_round = f"CASE WHEN {is_valid} THEN {round_expression} END"
         client_type = db.execute("DESCRIBE source").fetchall()[1][1]
         if client_type == "VARCHAR":
-            spelling = f"nullif(client, {_SKELETON})"
-            return _LogColumns(client=_CHECKED_CLIENT, spelling=spelling, round=checked_round)
+            spelling_expression = f"nullif(client, {_SKELETON})"
+            return _LogColumns(
+                client=_CHECKED_CLIENT, spelling=spelling_expression, round=checked_round
+            )
         return _LogColumns(client="client", spelling="NULL", round=checked_round)
 
     def _num_rows(self, db: "duckdb.DuckDBPyConnection") -> int:
@@ -272,14 +278,15 @@ class LogFile:
             return f"{row_in_words}: the client {client_fault}{count_in_words}"
         first_round = self.form.first_round
         round_fault = identifiers.round_fault(round_text, first_round, self._last_round)
-        hint = ""
+        first_round_hint = ""
         if first_round == 0 and round_text == str(self._last_round + 1):
-            hint = "; where the log counts from 1, pass first_round=1"
+            first_round_hint = "; where the log counts from 1, pass first_round=1"
         round_fault = round_fault or "is not a round"
-        return f"{row_in_words}: the round {round_fault}{count_in_words}{hint}"
+        return f"{row_in_words}: the round {round_fault}{count_in_words}{first_round_hint}"
 
     def _check_end(self) -> None:
-        """Raises an error if a text file ends within a line: its last round may be cut off."""
+        """Raises an error if a text file ends within a line, since its last round may be cut "
+        "off."""
         with self.path.open("rb") as file:
             is_parquet = file.read(4) == b"PAR1"
             file.seek(-1, os.SEEK_END)

@@ -27,8 +27,8 @@ from fedmf.audits.finding import Finding
 from fedmf.numpy_errors import with_numpy_defaults
 
 FALSE_POSITIVE_RATE = 1e-6
-# The correlation of two rounds is tested if they are this many rounds apart. The distances include
-# the block lengths in which noise vectors are precomputed.
+# Distances of rounds at which the correlation of their noise is tested. They include the block
+# lengths in which noise vectors are precomputed.
 _LAGS = (1, 2, 3, 4, 5, 6, 7, 8, 16, 32, 64, 128, 256)
 # Pairwise correlations are tested for at most MAX_COMPARED_COORDINATES coordinates, or fewer if
 # that takes more than MAX_PAIR_MULTIPLICATIONS multiplications.
@@ -40,7 +40,8 @@ _BLOCK_ROWS = 1024
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NoiseAudit(fields.Checked):
-    """Findings of all noise tests, with a verdict at one false-positive rate for all of them.
+    """Findings of all noise tests, with a verdict whose false-positive rate covers all tests
+    together.
 
     Attributes:
       findings: one for each test.
@@ -76,7 +77,8 @@ def audit_noise(
     leaves: Sequence[int],
     false_positive_rate: float = FALSE_POSITIVE_RATE,
 ) -> NoiseAudit:
-    """Tests that the whitened noise of one or several runs is independent and standard normal.
+    """Tests that the entries of the whitened noise of one or several runs are independent and
+    standard normal.
 
     Args:
       whitened: W of one run, or of several independent runs, each (n, d).
@@ -91,36 +93,38 @@ def audit_noise(
     >>> [audit_noise([rows], leaves=(200, 100)).consistent for rows in (W, 1.1 * W)]
     [True, False]
     """
-    runs = [checks.finite_array("whitened", W, ndim=2) for W in whitened]
-    if not runs or any(W.shape != runs[0].shape for W in runs):
+    whitened_runs = [checks.finite_array("whitened", W, ndim=2) for W in whitened]
+    if not whitened_runs or any(W.shape != whitened_runs[0].shape for W in whitened_runs):
         raise ValueError(
-            f"whitened has shapes {[W.shape for W in runs]}: pass one run or "
+            f"whitened has shapes {[W.shape for W in whitened_runs]}: pass one run or "
             "several of the same shape"
         )
-    sizes = tuple(
+    leaf_sizes = tuple(
         checks.integer("leaves", size, low=0, hint="sizes of the model's leaves") for size in leaves
     )
-    if sum(sizes) != runs[0].shape[1]:
+    if sum(leaf_sizes) != whitened_runs[0].shape[1]:
         raise ValueError(
-            f"leaves={sizes} has {sum(sizes)} coordinates but the rows have {runs[0].shape[1]}"
+            f"leaves={leaf_sizes} has {sum(leaf_sizes)} coordinates but the rows have "
+            f"{whitened_runs[0].shape[1]}"
         )
-    columns = _compared_coordinates(sizes, runs[0].shape[0])
+    columns = _compared_coordinates(leaf_sizes, whitened_runs[0].shape[0])
     findings: list[Finding] = []
-    for run_number, W in enumerate(runs, 1):
-        prefix = ""
-        if len(runs) > 1:
-            prefix = f"run {run_number}: "
-        findings += _with_prefix(prefix, _test_one_run(W, sizes, columns))
-    for (i, first_run), (j, second_run) in itertools.combinations(enumerate(runs, 1), 2):
+    for run_number, W in enumerate(whitened_runs, 1):
+        run_prefix = ""
+        if len(whitened_runs) > 1:
+            run_prefix = f"run {run_number}: "
+        findings += _with_prefix(run_prefix, _test_one_run(W, leaf_sizes, columns))
+    for (i, first_run), (j, second_run) in itertools.combinations(enumerate(whitened_runs, 1), 2):
         pair_findings = _test_two_runs(first_run, second_run, columns)
         findings += _with_prefix(f"runs {i} and {j}: ", pair_findings)
-    # Entries in the tails are rare, so that the tail tests use the entries of all runs together.
-    findings += tails.tail_findings(np.concatenate(runs))
+    # Entries in the tails of the noise distribution are rare, so the tail tests use the entries of
+    # all runs together.
+    findings += tails.tail_findings(np.concatenate(whitened_runs))
     return NoiseAudit(findings=tuple(findings), false_positive_rate=false_positive_rate)
 
 
 def _with_prefix(prefix: str, findings: Iterable[Finding]) -> Iterator[Finding]:
-    """Yields findings with a prefix before their names."""
+    """Yields findings after adding a prefix to their names."""
     for finding in findings:
         yield dataclasses.replace(finding, name=prefix + finding.name)
 
@@ -136,9 +140,13 @@ def _test_one_run(W: np.ndarray, leaves: tuple[int, ...], columns: np.ndarray) -
     import scipy.fft
 
     n, d = W.shape
-    for name, rows in (("all entries", W.reshape(1, -1)), ("a round", W), ("a coordinate", W.T)):
-        yield from _test_variances(f"variance of {name}", rows)
-        yield _test_means(f"mean of {name}", rows)
+    for group_name, rows in (
+        ("all entries", W.reshape(1, -1)),
+        ("a round", W),
+        ("a coordinate", W.T),
+    ):
+        yield from _test_variances(f"variance of {group_name}", rows)
+        yield _test_means(f"mean of {group_name}", rows)
     yield _test_distribution(
         "normality: distance of the distribution of all entries", W.ravel(), "norm"
     )
@@ -149,15 +157,18 @@ def _test_one_run(W: np.ndarray, leaves: tuple[int, ...], columns: np.ndarray) -
     coordinates = np.ascontiguousarray(W[:, columns].T)
     for axis, rows, compared_rows in (("round", W, W), ("coordinate", W.T, coordinates)):
         if len(rows) > 1:
-            frequencies = scipy.fft.dct(rows, axis=0, norm="ortho")
-            yield from _test_variances(f"variance of a frequency over {axis}s", frequencies)
+            cosine_transform = scipy.fft.dct(rows, axis=0, norm="ortho")
+            yield from _test_variances(f"variance of a frequency over {axis}s", cosine_transform)
             yield _largest_correlation(f"correlation of any two {axis}s", compared_rows)
     if n > 1:
         yield _test_lags(W)
     if n > 1 and d > 1:
-        # The correlation of a coordinate with itself a round later is tested by `_test_lags`.
-        name = "correlation of any two coordinates, a round apart"
-        yield _largest_correlation(name, coordinates[:, :-1], coordinates[:, 1:], skip_same=True)
+        # `_test_lags` tests the correlation of a coordinate with the same coordinate one round
+        # later.
+        finding_name = "correlation of any two coordinates, a round apart"
+        yield _largest_correlation(
+            finding_name, coordinates[:, :-1], coordinates[:, 1:], skip_same=True
+        )
 
 
 def _test_leaves(W: np.ndarray, leaves: tuple[int, ...]) -> Iterator[Finding]:
@@ -169,36 +180,36 @@ def _test_leaves(W: np.ndarray, leaves: tuple[int, ...]) -> Iterator[Finding]:
     }
     if len(W_by_leaf) < 2:
         return
-    variances = [
+    variance_findings = [
         next(_test_variances(name, leaf.reshape(1, -1))) for name, leaf in W_by_leaf.items()
     ]
-    yield _worst_of("variance of a leaf", variances)
-    correlations = []
+    yield _worst_of("variance of a leaf", variance_findings)
+    correlation_findings = []
     for first, second in itertools.combinations(W_by_leaf.items(), 2):
         first_name, first_leaf = first
         second_name, second_leaf = second
         num_columns = min(first_leaf.shape[1], second_leaf.shape[1])
-        correlations.append(
+        correlation_findings.append(
             _correlation(
                 f"{first_name} with {second_name}",
                 first_leaf[:, :num_columns],
                 second_leaf[:, :num_columns],
             )
         )
-    yield _worst_of("correlation of leaves", correlations)
+    yield _worst_of("correlation of leaves", correlation_findings)
 
 
 def _test_lags(W: np.ndarray) -> Finding:
     """Tests the correlation between rounds that are 1, 2, 3 and more rounds apart."""
     n = len(W)
-    correlations = []
+    correlation_findings = []
     for lag in dict.fromkeys((*_LAGS, n // 2)):
         if lag <= n // 2:
             first_rounds = _disjoint_pairs(n, lag)
             first_rows = W[first_rounds]
             second_rows = W[first_rounds + lag]
-            correlations.append(_correlation(f"{lag} apart", first_rows, second_rows))
-    return _worst_of("correlation of rounds", correlations)
+            correlation_findings.append(_correlation(f"{lag} apart", first_rows, second_rows))
+    return _worst_of("correlation of rounds", correlation_findings)
 
 
 def _test_two_runs(
@@ -209,8 +220,8 @@ def _test_two_runs(
     yield _largest_correlation("correlation of any round with any round", first_run, second_run)
     first_coordinates = np.ascontiguousarray(first_run[:, columns].T)
     second_coordinates = np.ascontiguousarray(second_run[:, columns].T)
-    name = "correlation of any coordinate with any coordinate"
-    yield _largest_correlation(name, first_coordinates, second_coordinates)
+    finding_name = "correlation of any coordinate with any coordinate"
+    yield _largest_correlation(finding_name, first_coordinates, second_coordinates)
 
 
 def _compared_coordinates(leaves: tuple[int, ...], rounds: int) -> np.ndarray:
@@ -223,11 +234,11 @@ def _compared_coordinates(leaves: tuple[int, ...], rounds: int) -> np.ndarray:
     max_per_leaf = max_columns
     while max_per_leaf > 1 and sum(min(size, max_per_leaf) for size in leaves) > max_columns:
         max_per_leaf = max_per_leaf * 3 // 4
-    starts = np.cumsum((0, *leaves))[:-1]
+    leaf_starts = np.cumsum((0, *leaves))[:-1]
     return np.concatenate(
         [
             np.arange(start, start + min(size, max_per_leaf))
-            for start, size in zip(starts, leaves, strict=True)
+            for start, size in zip(leaf_starts, leaves, strict=True)
         ]
     )
 
@@ -239,7 +250,8 @@ def _disjoint_pairs(n: int, lag: int) -> np.ndarray:
 
 
 def _test_variances(name: str, rows: np.ndarray) -> Iterator[Finding]:
-    """Tests the variances of rows: the most extreme one, and the distribution of all.
+    """Tests the most extreme variance of any row, and the distribution of the variances of all
+    rows.
 
     The sums of squares of rows of standard normals are independent and chi-squared. Their p-values
     are uniform, which a Kolmogorov-Smirnov test checks; the smallest of them is at most p with
@@ -248,11 +260,11 @@ def _test_variances(name: str, rows: np.ndarray) -> Iterator[Finding]:
     import scipy.special
 
     num_rows, size = rows.shape
-    sums = (rows**2).sum(axis=1)
+    square_sums = (rows**2).sum(axis=1)
     # chdtr and chdtrc are the chi-square distribution function and its complement. They have less
     # overhead than scipy.stats.
-    lower_tail = scipy.special.chdtr(size, sums)
-    upper_tail = scipy.special.chdtrc(size, sums)
+    lower_tail = scipy.special.chdtr(size, square_sums)
+    upper_tail = scipy.special.chdtrc(size, square_sums)
     p_values = np.minimum(2 * np.minimum(lower_tail, upper_tail), 1)
     worst_index = int(p_values.argmin())
     finding_name = name
@@ -260,7 +272,7 @@ def _test_variances(name: str, rows: np.ndarray) -> Iterator[Finding]:
         finding_name = f"{name}, the most extreme of {num_rows:,}"
     yield Finding(
         name=finding_name,
-        statistic=float(sums[worst_index] / size),
+        statistic=float(square_sums[worst_index] / size),
         p_value=_p_value_of_smallest(float(p_values[worst_index]), num_rows),
     )
     if num_rows > 1:
@@ -284,13 +296,13 @@ def _test_means(name: str, rows: np.ndarray) -> Finding:
     """
     import scipy.special
 
-    z = rows.sum(axis=1) / math.sqrt(rows.shape[1])
-    worst_index = int(np.abs(z).argmax())
-    p_value = 2 * float(scipy.special.ndtr(-abs(z[worst_index])))
+    z_scores = rows.sum(axis=1) / math.sqrt(rows.shape[1])
+    worst_index = int(np.abs(z_scores).argmax())
+    p_value = 2 * float(scipy.special.ndtr(-abs(z_scores[worst_index])))
     return Finding(
         name=name,
-        statistic=float(z[worst_index]) / math.sqrt(rows.shape[1]),
-        p_value=_p_value_of_smallest(p_value, len(z)),
+        statistic=float(z_scores[worst_index]) / math.sqrt(rows.shape[1]),
+        p_value=_p_value_of_smallest(p_value, len(z_scores)),
     )
 
 
@@ -303,10 +315,18 @@ def _p_value_of_smallest(p_value: float, num_tests: int) -> float:
 
 def _correlation(name: str, first: np.ndarray, second: np.ndarray) -> Finding:
     """Tests whether two arrays are uncorrelated, given that their entries have mean 0."""
-    a = first.ravel()
-    b = second.ravel()
-    r = float(a @ b / math.sqrt(float(a @ a) * float(b @ b)))
-    return Finding(name=name, statistic=r, p_value=_correlation_p_value(r, a.size))
+    first_values = first.ravel()
+    second_values = second.ravel()
+    correlation = float(
+        first_values
+        @ second_values
+        / math.sqrt(float(first_values @ first_values) * float(second_values @ second_values))
+    )
+    return Finding(
+        name=name,
+        statistic=correlation,
+        p_value=_correlation_p_value(correlation, first_values.size),
+    )
 
 
 def _correlation_p_value(r: float, num_pairs: int) -> float:
@@ -319,8 +339,8 @@ def _correlation_p_value(r: float, num_pairs: int) -> float:
 
     if num_pairs <= 1:
         return 1.0
-    t = abs(r) * math.sqrt((num_pairs - 1) / max(1 - r * r, 1e-300))
-    return min(1.0, 2 * float(scipy.special.stdtr(num_pairs - 1, -t)))
+    t_statistic = abs(r) * math.sqrt((num_pairs - 1) / max(1 - r * r, 1e-300))
+    return min(1.0, 2 * float(scipy.special.stdtr(num_pairs - 1, -t_statistic)))
 
 
 def _largest_correlation(
@@ -334,15 +354,15 @@ def _largest_correlation(
       other_rows: rows to correlate with each of `rows`; None for any two of `rows`.
       skip_same: whether pairs with the same index are excluded.
     """
-    a = _unit_rows(rows)
-    b = a
-    num_correlations = len(a) * (len(a) - 1) // 2
+    unit_rows = _unit_rows(rows)
+    other_unit_rows = unit_rows
+    num_correlations = len(unit_rows) * (len(unit_rows) - 1) // 2
     if other_rows is not None:
-        b = _unit_rows(other_rows)
-        num_correlations = len(a) * (len(b) - skip_same)
+        other_unit_rows = _unit_rows(other_rows)
+        num_correlations = len(unit_rows) * (len(other_unit_rows) - skip_same)
     largest_correlation = 0.0
-    for start in range(0, len(a), _BLOCK_ROWS):
-        correlations = a[start : start + _BLOCK_ROWS] @ b.T
+    for start in range(0, len(unit_rows), _BLOCK_ROWS):
+        correlations = unit_rows[start : start + _BLOCK_ROWS] @ other_unit_rows.T
         if other_rows is None:
             correlations = np.triu(correlations, start + 1)
         elif skip_same:
@@ -352,7 +372,9 @@ def _largest_correlation(
     return Finding(
         name=f"{name}, the largest of {num_correlations:,}",
         statistic=largest_correlation,
-        p_value=min(1.0, num_correlations * _correlation_p_value(largest_correlation, a.shape[1])),
+        p_value=min(
+            1.0, num_correlations * _correlation_p_value(largest_correlation, unit_rows.shape[1])
+        ),
     )
 
 
@@ -368,5 +390,5 @@ def _test_distribution(name: str, values: np.ndarray, distribution: str) -> Find
     """
     import scipy.stats
 
-    test = scipy.stats.kstest(values, distribution, method="exact")
-    return Finding(name=name, statistic=float(test.statistic), p_value=float(test.pvalue))
+    ks_test = scipy.stats.kstest(values, distribution, method="exact")
+    return Finding(name=name, statistic=float(ks_test.statistic), p_value=float(ks_test.pvalue))

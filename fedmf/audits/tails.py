@@ -34,15 +34,14 @@ DISTANCES = (2.0, 2.5, 3.0, 3.5, 4.0, 4.5)
 # for it.
 _NEAR_ZERO = 0.03
 _AT_ZERO = 0.001
-# `tail_findings` yields this number of findings.
+# Number of findings that `tail_findings` yields.
 NUM_TESTS = len(DISTANCES) + 4
 # The test of the fourth moment clips absolute values to this number.
 _MOMENT_LIMIT = 4.0
 _NUM_NODES = 200
 _MAX_TILT = 1.0
-# The search for a value at which the normal distribution's tails are cut is limited to this range.
-# At the lower end, the cut distribution is almost uniform: scaled to variance 1, its largest value
-# is sqrt(3).
+# The search for a value at which the normal distribution's tails are cut off is limited to this
+# range. At the lower end, the truncated distribution is almost uniform.
 _MIN_CUT = 1e-2
 _MAX_CUT = 37.0
 
@@ -61,26 +60,26 @@ def tail_findings(values: np.ndarray) -> Iterator[Finding]:
     """
     import scipy.special
 
-    sizes = np.abs(values).ravel()
-    num_entries = len(sizes)
+    absolute_values = np.abs(values).ravel()
+    num_entries = len(absolute_values)
     for distance in (_NEAR_ZERO, *DISTANCES):
-        count = int((sizes > distance).sum())
+        num_beyond = int((absolute_values > distance).sum())
         chance_beyond = 2 * float(scipy.special.ndtr(-distance))
         yield Finding(
             name=f"tails: entries beyond {distance:g} standard deviations, "
             f"{num_entries * chance_beyond:,.1f} expected",
-            statistic=float(count),
-            p_value=_count_p_value(count, num_entries, chance_beyond),
+            statistic=float(num_beyond),
+            p_value=_count_p_value(num_beyond, num_entries, chance_beyond),
         )
-    yield _test_entries_at_zero(sizes)
-    largest_size = float(sizes.max())
+    yield _test_entries_at_zero(absolute_values)
+    largest_size = float(absolute_values.max())
     log_chance = num_entries * math.log1p(-2 * float(scipy.special.ndtr(-largest_size)))
     yield Finding(
         name="tails: the largest entry in standard deviations",
         statistic=largest_size,
         p_value=min(1.0, 2 * math.exp(log_chance), -2 * math.expm1(log_chance)),
     )
-    mean_moment = float(_fourth_moments(np.minimum(sizes, _MOMENT_LIMIT)).mean())
+    mean_moment = float(_fourth_moments(np.minimum(absolute_values, _MOMENT_LIMIT)).mean())
     yield Finding(
         name=f"tails: mean of z^4 - 6 z^2 within {_MOMENT_LIMIT:g} standard deviations",
         statistic=mean_moment,
@@ -95,31 +94,32 @@ def _count_p_value(count: int, num_entries: int, chance: float) -> float:
     import scipy.special
 
     # bdtr and bdtrc are the binomial distribution function and its complement.
-    at_least = 1.0
+    chance_at_least = 1.0
     if count:
-        at_least = float(scipy.special.bdtrc(count - 1, num_entries, chance))
-    at_most = float(scipy.special.bdtr(count, num_entries, chance))
-    return min(1.0, 2 * at_least, 2 * at_most)
+        chance_at_least = float(scipy.special.bdtrc(count - 1, num_entries, chance))
+    chance_at_most = float(scipy.special.bdtr(count, num_entries, chance))
+    return min(1.0, 2 * chance_at_least, 2 * chance_at_most)
 
 
 def _test_entries_at_zero(sizes: np.ndarray) -> Finding:
-    """Tests the number of entries within 0.001 standard deviations, unless the noise is on a grid.
+    """Tests the number of entries within 0.001 standard deviations of 0, unless the noise is on a
+    coarse grid.
 
     Of 300,000 entries 240 are expected; if one in a thousand has no noise, there are 300 more.
     """
     chance_at_zero = math.erf(_AT_ZERO / math.sqrt(2))
-    count = int((sizes <= _AT_ZERO).sum())
-    p_value = _count_p_value(count, len(sizes), chance_at_zero)
+    num_at_zero = int((sizes <= _AT_ZERO).sum())
+    p_value = _count_p_value(num_at_zero, len(sizes), chance_at_zero)
     near_sizes = np.sort(sizes[(sizes > 0) & (sizes <= _NEAR_ZERO)])
-    # On a coarse grid most sizes occur several times, and the count depends on the grid. The test
-    # is then skipped.
+    # If the noise is on a coarse grid, most absolute values occur several times, and their number
+    # near 0 depends on the grid. The test is then skipped.
     num_repeated = int((near_sizes[1:] == near_sizes[:-1]).sum())
     if 2 * num_repeated > len(near_sizes):
         p_value = 1.0
     return Finding(
         name=f"tails: entries within {_AT_ZERO:g} standard deviations, "
         f"{len(sizes) * chance_at_zero:,.1f} expected",
-        statistic=float(count),
+        statistic=float(num_at_zero),
         p_value=p_value,
     )
 
@@ -141,20 +141,20 @@ def moment_p_value(mean: float, entries: int) -> float:
     _, lowest_mean = _cumulant(-_MAX_TILT)
     _, highest_mean = _cumulant(_MAX_TILT)
     if lowest_mean < mean < highest_mean:
-        # The bound is valid for any value of the tilt theta (the exponent of a Chernoff bound).
-        # This value gives the tightest bound.
+        # A Chernoff bound is valid for any value of its parameter theta, the tilt. The value that
+        # is chosen here gives the tightest bound.
         tilt = scipy.optimize.brentq(
             lambda theta: _cumulant(theta)[1] - mean, -_MAX_TILT, _MAX_TILT, xtol=1e-15
         )
     else:
         tilt = math.copysign(_MAX_TILT, mean - lowest_mean)
-    exponent = entries * (tilt * mean - _cumulant(tilt)[0])
-    return min(1.0, 2 * math.exp(-exponent))
+    chernoff_exponent = entries * (tilt * mean - _cumulant(tilt)[0])
+    return min(1.0, 2 * math.exp(-chernoff_exponent))
 
 
 @with_numpy_defaults
 def power(cut: float, entries: int, *, threshold: float) -> float:
-    """Returns a lower bound on the chance that the tests detect noise with tails cut off.
+    """Returns a lower bound on the probability that the tests detect noise whose tails are cut off.
 
     It is the power of the best single test among the counts and the largest entry.
 
@@ -171,28 +171,33 @@ def power(cut: float, entries: int, *, threshold: float) -> float:
     import scipy.stats
 
     _check_arguments(cut, threshold)
-    scale = cut / end_of_noise(cut)
+    cut_scale = cut / end_of_noise(cut)
     chance_before_cut = math.erf(cut / math.sqrt(2))
 
     def chance_within(size: float) -> float:
         """Returns the chance that an entry of the cut noise is at most this size."""
-        return min(1.0, math.erf(min(cut, scale * size) / math.sqrt(2)) / chance_before_cut)
+        return min(1.0, math.erf(min(cut, cut_scale * size) / math.sqrt(2)) / chance_before_cut)
 
-    # If the largest entry is too small for the claim, the test of the largest entry fails.
+    # Truncated noise is detected if its largest entry is too small for the claim.
     best_power = chance_within(largest_seen_end(entries, threshold=threshold)) ** entries
     for distance in DISTANCES:
         claimed_chance = 2 * float(scipy.special.ndtr(-distance))
-        low_count = float(scipy.stats.binom.ppf(threshold / 2, entries, claimed_chance)) - 1
-        high_count = float(scipy.stats.binom.isf(threshold / 2, entries, claimed_chance)) + 1
+        low_critical_count = (
+            float(scipy.stats.binom.ppf(threshold / 2, entries, claimed_chance)) - 1
+        )
+        high_critical_count = (
+            float(scipy.stats.binom.isf(threshold / 2, entries, claimed_chance)) + 1
+        )
         true_chance = 1 - chance_within(distance)
-        power_below = float(scipy.stats.binom.cdf(low_count, entries, true_chance))
-        power_above = float(scipy.stats.binom.sf(high_count - 1, entries, true_chance))
+        power_below = float(scipy.stats.binom.cdf(low_critical_count, entries, true_chance))
+        power_above = float(scipy.stats.binom.sf(high_critical_count - 1, entries, true_chance))
         best_power = max(best_power, power_below, power_above)
     return min(1.0, best_power)
 
 
 def entries_to_see(cut: float, *, threshold: float) -> int:
-    """Returns the number of noise entries with which the tests surely detect a cut of the tails.
+    """Returns the number of noise entries with which the tests are certain to detect that the tails
+    are cut off.
 
     Args:
       cut: as in `power`.
@@ -222,10 +227,12 @@ def smallest_unseen_cut(entries: int, *, threshold: float) -> float:
     """
     import scipy.optimize
 
-    end = largest_seen_end(entries, threshold=threshold)
-    if end <= end_of_noise(_MIN_CUT):
+    largest_end = largest_seen_end(entries, threshold=threshold)
+    if largest_end <= end_of_noise(_MIN_CUT):
         return 0.0
-    return float(scipy.optimize.brentq(lambda cut: end_of_noise(cut) - end, _MIN_CUT, _MAX_CUT))
+    return float(
+        scipy.optimize.brentq(lambda cut: end_of_noise(cut) - largest_end, _MIN_CUT, _MAX_CUT)
+    )
 
 
 def end_of_noise(cut: float) -> float:
@@ -234,8 +241,8 @@ def end_of_noise(cut: float) -> float:
     >>> round(end_of_noise(2.5), 3)
     2.619
     """
-    density = math.exp(-cut * cut / 2) / math.sqrt(2 * math.pi)
-    variance = 1 - 2 * cut * density / math.erf(cut / math.sqrt(2))
+    density_at_cut = math.exp(-cut * cut / 2) / math.sqrt(2 * math.pi)
+    variance = 1 - 2 * cut * density_at_cut / math.erf(cut / math.sqrt(2))
     return cut / math.sqrt(variance)
 
 
@@ -262,8 +269,8 @@ def _fourth_moments(sizes: np.ndarray) -> np.ndarray:
 
     It is uncorrelated with z^2, whose sum has a test of its own.
     """
-    squares = sizes**2
-    return squares * (squares - 6)
+    squared_sizes = sizes**2
+    return squared_sizes * (squared_sizes - 6)
 
 
 @functools.cache
@@ -276,11 +283,13 @@ def _quadrature() -> tuple[np.ndarray, np.ndarray]:
     import scipy.special
 
     nodes, weights = np.polynomial.legendre.leggauss(_NUM_NODES)
-    sizes = (nodes + 1) * _MOMENT_LIMIT / 2
-    density = np.exp(-(sizes**2) / 2) * math.sqrt(2 / math.pi)
+    node_values = (nodes + 1) * _MOMENT_LIMIT / 2
+    node_densities = np.exp(-(node_values**2) / 2) * math.sqrt(2 / math.pi)
     chance_beyond = 2 * float(scipy.special.ndtr(-_MOMENT_LIMIT))
-    fourth_moments = np.append(_fourth_moments(sizes), _fourth_moments(np.array(_MOMENT_LIMIT)))
-    return fourth_moments, np.append(weights * density * _MOMENT_LIMIT / 2, chance_beyond)
+    fourth_moments = np.append(
+        _fourth_moments(node_values), _fourth_moments(np.array(_MOMENT_LIMIT))
+    )
+    return fourth_moments, np.append(weights * node_densities * _MOMENT_LIMIT / 2, chance_beyond)
 
 
 def _cumulant(theta: float) -> tuple[float, float]:

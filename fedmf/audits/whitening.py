@@ -1,5 +1,5 @@
-"""Whitening of released noise. It turns noise with the distribution that a plan claims into
-independent standard normal draws.
+"""Whitening of released noise, which turns correlated noise with the distribution that a plan
+claims into independent standard normal draws.
 """
 
 import math
@@ -69,13 +69,17 @@ def whiten(factor: np.ndarray, rows: np.ndarray, scale: float) -> np.ndarray:
             f"rows has shape {Y.shape}, but the plan has {n} rounds: release every round once"
         )
     checks.positive("scale", scale, "noise of a plan without noise cannot be audited")
-    inverse = scipy.linalg.solve_triangular(factor, np.eye(n), lower=True, check_finite=False)
+    inverse_factor = scipy.linalg.solve_triangular(
+        factor, np.eye(n), lower=True, check_finite=False
+    )
     # Rounding an entry of the released noise Y to float32 changes it by at most a relative 2^-24.
-    rounding = 2.0**-24 * math.sqrt(float(((inverse**2) @ (factor**2).sum(axis=1)).max()))
-    if not rounding < MAX_ROUNDING_STDDEVS:
+    rounding_effect = 2.0**-24 * math.sqrt(
+        float(((inverse_factor**2) @ (factor**2).sum(axis=1)).max())
+    )
+    if not rounding_effect < MAX_ROUNDING_STDDEVS:
         raise ValueError(
             "noising is so ill-conditioned that the rounding of float32 rows alone moves the "
-            f"whitened noise by {rounding:.2g} standard deviations: this mechanism cannot be "
-            "audited by its released rows"
+            f"whitened noise by {rounding_effect:.2g} standard deviations: this mechanism cannot "
+            "be audited by its released rows"
         )
     return scipy.linalg.solve_triangular(factor, Y / scale, lower=True, check_finite=False)

@@ -18,7 +18,7 @@ from fedmf.participation.budgeted import Budgeted
 from fedmf.participation.schema import Participation
 from fedmf.privacy.plan import Plan, cohort_scale
 
-# All possible sets of a client's rounds (patterns) are tried if there are at most this many.
+# All patterns (possible sets of a client's rounds) are tried if there are at most this many.
 MAX_PATTERNS = 5_000
 # If a client takes part in at most this many rounds, all combinations of signs of its contributions
 # are tried.
@@ -27,7 +27,7 @@ _MAX_ROUNDS_FOR_ALL_SIGNS = 8
 # rounds one at a time.
 MAX_MOVED_ROUNDS = 64
 _MAX_SWEEPS = 20
-# Relative difference below which two values count as equal.
+# Relative difference below which two values of the search's objective count as equal.
 _RELATIVE_TIE = 1e-9
 
 
@@ -71,8 +71,8 @@ def worst_case(plan: Plan, *, rounds: tuple[int, ...] | None = None) -> WorstCas
     n = plan.mechanism.rounds
     # Memory for the causal factor L, its inverse E, X = E^T E, and one matrix of intermediate
     # results.
-    hint = "take a plan of the same family with fewer rounds"
-    checks.fits_in_memory("the search of all rounds", (n, n), copies=4, hint=hint)
+    memory_hint = "take a plan of the same family with fewer rounds"
+    checks.fits_in_memory("the search of all rounds", (n, n), copies=4, hint=memory_hint)
     L = causal_factor(plan.mechanism.noising())
     E = scipy.linalg.solve_triangular(L, np.eye(len(L)), lower=True, check_finite=False)
     X = E.T @ E
@@ -96,9 +96,9 @@ def _first_largest(values: Iterable[float]) -> int:
 
     The result is then the same on all processors.
     """
-    array = np.fromiter(values, np.float64)
-    largest_value = array.max()
-    return int(np.flatnonzero(array >= largest_value - _RELATIVE_TIE * abs(largest_value))[0])
+    value_array = np.fromiter(values, np.float64)
+    largest_value = value_array.max()
+    return int(np.flatnonzero(value_array >= largest_value - _RELATIVE_TIE * abs(largest_value))[0])
 
 
 def worst_contributions(X: np.ndarray, participation: Participation) -> np.ndarray:
@@ -118,11 +118,11 @@ def worst_contributions(X: np.ndarray, participation: Participation) -> np.ndarr
         patterns = [tuple(range(start, min(n, start + (k - 1) * b + 1), b)) for start in range(n)]
         full_length = min(k, len(patterns[0]))
         patterns = [pattern for pattern in patterns if len(pattern) == full_length] or patterns
-    contributions = _worst_of(X, patterns)
+    best_contributions = _worst_of(X, patterns)
     num_rounds = participation.max_participations
     if participation.has_movable_rounds and 1 < num_rounds <= MAX_MOVED_ROUNDS:
-        contributions = _move_rounds(X, contributions, participation.min_sep)
-    return contributions
+        best_contributions = _move_rounds(X, best_contributions, participation.min_sep)
+    return best_contributions
 
 
 def _worst_of(X: np.ndarray, patterns: Sequence[Sequence[int]]) -> np.ndarray:
@@ -146,8 +146,8 @@ def evenly_spaced(costs: np.ndarray, budget: Budgeted) -> list[list[int]]:
 
 def _energy(X: np.ndarray, u: np.ndarray) -> float:
     """Returns u^T X u, the squared signal-to-noise ratio of contributions u up to a factor."""
-    support = np.flatnonzero(u)
-    return float(u[support] @ X[np.ix_(support, support)] @ u[support])
+    nonzero_rounds = np.flatnonzero(u)
+    return float(u[nonzero_rounds] @ X[np.ix_(nonzero_rounds, nonzero_rounds)] @ u[nonzero_rounds])
 
 
 def _with_signs(X: np.ndarray, pattern: Iterable[int]) -> np.ndarray:
@@ -156,30 +156,32 @@ def _with_signs(X: np.ndarray, pattern: Iterable[int]) -> np.ndarray:
     The signs are chosen to make u^T X u large for the contributions u. They are optimal for few
     rounds. For more rounds, signs are flipped one at a time while that increases the value.
     """
-    support = np.array(sorted(pattern))
-    gram = X[np.ix_(support, support)]
-    has_negative = (gram < 0).any()
-    signs = np.ones(len(support))
-    if has_negative and len(support) <= _MAX_ROUNDS_FOR_ALL_SIGNS:
-        later_signs = itertools.product((1.0, -1.0), repeat=len(support) - 1)
+    pattern_rounds = np.array(sorted(pattern))
+    pattern_gram = X[np.ix_(pattern_rounds, pattern_rounds)]
+    has_negative_entry = (pattern_gram < 0).any()
+    best_signs = np.ones(len(pattern_rounds))
+    if has_negative_entry and len(pattern_rounds) <= _MAX_ROUNDS_FOR_ALL_SIGNS:
+        later_signs = itertools.product((1.0, -1.0), repeat=len(pattern_rounds) - 1)
         sign_choices = np.array([(1.0, *choice) for choice in later_signs])
-        energies = ((sign_choices @ gram) * sign_choices).sum(axis=1)
-        signs = sign_choices[_first_largest(energies)]
-    elif has_negative:
-        for _ in range(len(support)):
-            # Let X be the gram matrix of the rounds. For signs s, flipping s_i changes s^T X s by
-            # -4 s_i (sum over j != i of X_ij s_j).
-            flip_gain = -signs * (gram @ signs - np.diagonal(gram) * signs)
-            if flip_gain.max() <= _RELATIVE_TIE * gram.max():
+        energies = ((sign_choices @ pattern_gram) * sign_choices).sum(axis=1)
+        best_signs = sign_choices[_first_largest(energies)]
+    elif has_negative_entry:
+        for _ in range(len(pattern_rounds)):
+            # Let X be the gram matrix of the client's rounds and s the signs. Flipping the sign s_i
+            # changes s^T X s by -4 s_i (sum over j != i of X_ij s_j).
+            flip_gains = -best_signs * (
+                pattern_gram @ best_signs - np.diagonal(pattern_gram) * best_signs
+            )
+            if flip_gains.max() <= _RELATIVE_TIE * pattern_gram.max():
                 break
-            signs[_first_largest(flip_gain)] *= -1
+            best_signs[_first_largest(flip_gains)] *= -1
     u = np.zeros(len(X))
-    u[support] = signs
+    u[pattern_rounds] = best_signs
     return u
 
 
 def _move_rounds(X: np.ndarray, u: np.ndarray, min_sep: int) -> np.ndarray:
-    """Moves a client's rounds one by one, while that makes the client easier to detect.
+    """Moves a client's rounds one by one, as long as each move makes the client easier to detect.
 
     A move is made if it increases u^T X u for the contributions u.
     """
@@ -192,11 +194,11 @@ def _move_rounds(X: np.ndarray, u: np.ndarray, min_sep: int) -> np.ndarray:
             fixed_rounds = np.flatnonzero(remaining_direction)
             distances = np.abs(np.subtract.outer(all_rounds, fixed_rounds))
             is_too_near = (distances < min_sep).any(axis=1)
-            overlap = X[:, fixed_rounds] @ remaining_direction[fixed_rounds]
-            gain = np.diagonal(X) + 2 * np.abs(overlap)
-            new_round = _first_largest(np.where(is_too_near, -np.inf, gain))
+            direction_overlap = X[:, fixed_rounds] @ remaining_direction[fixed_rounds]
+            energy_gain = np.diagonal(X) + 2 * np.abs(direction_overlap)
+            new_round = _first_largest(np.where(is_too_near, -np.inf, energy_gain))
             remaining_direction[new_round] = -1.0
-            if overlap[new_round] >= -_RELATIVE_TIE * X[new_round, new_round]:
+            if direction_overlap[new_round] >= -_RELATIVE_TIE * X[new_round, new_round]:
                 remaining_direction[new_round] = 1.0
             u = remaining_direction
         if _energy(X, u) <= previous_energy * (1 + _RELATIVE_TIE):

@@ -1,5 +1,5 @@
-"""Differential privacy for Flower: `MatrixFactorizationDP` wraps a Flower strategy and adds the
-noise and the guarantee of a plan.
+"""Differential privacy for the Flower framework. The class `MatrixFactorizationDP` wraps a Flower
+strategy and adds the noise and the guarantee of a plan.
 
 It needs flwr 1.42, whose strategies exchange messages; no other package of fedmf does.
 """

@@ -16,18 +16,18 @@ def check_round(server_round: Any) -> None:
     Raises:
       TypeError, ValueError: with the way out.
     """
-    hint = "pass on the number that Flower gives, from 1 on"
-    checks.integer("server_round", server_round, low=1, hint=hint)
+    round_hint = "pass on the number that Flower gives, from 1 on"
+    checks.integer("server_round", server_round, low=1, hint=round_hint)
 
 
 def check_grid(grid: Any) -> None:
-    """Raises a TypeError unless the value is a grid of Flower.
+    """Raises a TypeError unless the value is a Flower grid, which sends messages to nodes.
 
     Raises:
       TypeError: with the way out.
     """
-    methods = [getattr(grid, name, None) for name in ("get_node_ids", "send_and_receive")]
-    if isinstance(grid, type) or not all(map(callable, methods)):
+    grid_methods = [getattr(grid, name, None) for name in ("get_node_ids", "send_and_receive")]
+    if isinstance(grid, type) or not all(map(callable, grid_methods)):
         raise TypeError(
             f"grid={grid!r} is no Grid of Flower's: pass on the one that the ServerApp's main "
             "function gets"
@@ -40,11 +40,11 @@ def check_arrays(name: str, arrays: Any) -> None:
     Raises:
       TypeError, ValueError: with the way out.
     """
-    hint = "give the model's arrays as a flwr.app.ArrayRecord"
+    arrays_hint = "give the model's arrays as a flwr.app.ArrayRecord"
     if not isinstance(arrays, ArrayRecord):
-        raise TypeError(f"{name}={arrays!r} is a {type(arrays).__name__}: {hint}")
+        raise TypeError(f"{name}={arrays!r} is a {type(arrays).__name__}: {arrays_hint}")
     if not arrays:
-        raise ValueError(f"{name} is empty: {hint}")
+        raise ValueError(f"{name} is empty: {arrays_hint}")
 
 
 def check_config(name: str, config: Any, *, is_optional: bool = False) -> None:
@@ -68,13 +68,13 @@ def check_evaluate_fn(evaluate_fn: Any) -> None:
       TypeError: with the way out.
     """
     if evaluate_fn is not None:
-        hint = "give a function of a round's number and the model's arrays, or None"
-        checks.function("evaluate_fn", evaluate_fn, num_arguments=2, hint=hint)
+        function_hint = "give a function of a round's number and the model's arrays, or None"
+        checks.function("evaluate_fn", evaluate_fn, num_arguments=2, hint=function_hint)
 
 
 def checked_folder(folder: Any) -> pathlib.Path | None:
-    """Returns the absolute path of a folder, because the working folder may change later; None for
-    None.
+    """Returns the absolute path of a folder, because the working folder may change later, or None
+    if no folder is given.
 
     Raises:
       TypeError: it is no path.
@@ -104,9 +104,11 @@ def checked_replies(replies: Any) -> list[Message]:
     Raises:
       TypeError: they are no messages.
     """
-    hint = "give the messages that the grid has received"
-    messages = checks.entries("replies", replies, hint=hint)
+    replies_hint = "give the messages that the grid has received"
+    messages = checks.entries("replies", replies, hint=replies_hint)
     for message in messages:
         if not isinstance(message, Message):
-            raise TypeError(f"replies has {message!r}, which is no flwr.app.Message: {hint}")
+            raise TypeError(
+                f"replies has {message!r}, which is no flwr.app.Message: {replies_hint}"
+            )
     return messages

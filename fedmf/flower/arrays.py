@@ -15,13 +15,15 @@ def as_record(model: Model) -> ArrayRecord:
 
 
 def copy_of(arrays: ArrayRecord) -> ArrayRecord:
-    """Returns a copy of a record, which the caller may change. The arrays' bytes are shared."""
-    copies = (Array(a.dtype, a.shape, a.stype, a.data) for a in arrays.values())
-    return ArrayRecord(dict(zip(arrays, copies, strict=True)))
+    """Returns a copy of an ArrayRecord that can be changed without changing the original. The
+    arrays' bytes are shared.
+    """
+    array_copies = (Array(a.dtype, a.shape, a.stype, a.data) for a in arrays.values())
+    return ArrayRecord(dict(zip(arrays, array_copies, strict=True)))
 
 
 def is_model(arrays: ArrayRecord, model: Model) -> bool:
-    """Returns whether a record holds exactly the arrays of a model, bitwise identical."""
+    """Returns whether an ArrayRecord holds exactly the arrays of a model, bitwise identical."""
     if set(arrays) != set(model):
         return False
     array_pairs = [(arrays[name].numpy(), array) for name, array in model.items()]
@@ -39,8 +41,8 @@ def shapes_of(model: Model) -> dict[str, tuple[int, ...]]:
 
 
 def in_order(model: Model, names: Sequence[str]) -> dict[str, np.ndarray]:
-    """Returns the model with its arrays in the order of `names`; unchanged if it has other
-    names.
+    """Returns the model with its arrays in the order of `names`, or unchanged if its arrays have
+    other names.
     """
     if set(names) != set(model):
         return dict(model)
@@ -48,8 +50,8 @@ def in_order(model: Model, names: Sequence[str]) -> dict[str, np.ndarray]:
 
 
 def fitted(model: Model, shapes: Sequence[Sequence[int]]) -> dict[str, np.ndarray]:
-    """Returns the model with its arrays in an order that gives these shapes; unchanged if no order
-    does.
+    """Returns the model with its arrays in an order that gives these shapes, or unchanged if no
+    order does.
     """
     remaining_arrays = dict(model)
     ordered: dict[str, np.ndarray] = {}
@@ -67,15 +69,15 @@ def floats(arrays: ArrayRecord) -> dict[str, np.ndarray]:
     Raises:
       ValueError: one is no array of floats.
     """
-    model = {name: array.numpy() for name, array in arrays.items()}
-    for name, array in model.items():
+    model_arrays = {name: array.numpy() for name, array in arrays.items()}
+    for name, array in model_arrays.items():
         if array.dtype.kind != "f":
             raise ValueError(
                 f"arrays[{name!r}] holds {array.dtype} entries, which no clip bounds: leave "
                 "counters such as num_batches_tracked out of the message, and keep them on the "
                 "clients"
             )
-    return model
+    return model_arrays
 
 
 def metrics_of(content: RecordDict) -> dict[str, float] | None:
@@ -98,8 +100,8 @@ def record_of(metrics: dict[str, Any] | None) -> MetricRecord | None:
     """
     if metrics is None:
         return None
-    deviations = {f"{name}_stddev": value for name, value in metrics["stddev"].items()}
-    metric_by_name = metrics | deviations
+    deviation_by_name = {f"{name}_stddev": value for name, value in metrics["stddev"].items()}
+    metric_by_name = metrics | deviation_by_name
     return MetricRecord({name: x for name, x in metric_by_name.items() if isinstance(x, float)})
 
 
@@ -115,7 +117,7 @@ def update_of(content: RecordDict, model: Model) -> list[np.ndarray]:
     [record] = content.array_records.values()
     if set(record) != set(model):
         raise ValueError(f"arrays of the names {sorted(record)} and not {sorted(model)}")
-    update = []
+    update_arrays = []
     for name, sent in model.items():
         if tuple(record[name].shape) != sent.shape:
             raise ValueError(f"{name!r} has shape {record[name].shape} and not {sent.shape}")
@@ -125,5 +127,5 @@ def update_of(content: RecordDict, model: Model) -> list[np.ndarray]:
                 f"{name!r} holds {replied_array.dtype} entries of shape {replied_array.shape}"
             )
         with np.errstate(over="ignore", invalid="ignore"):
-            update.append(replied_array.astype(np.float64) - sent)
-    return update
+            update_arrays.append(replied_array.astype(np.float64) - sent)
+    return update_arrays

@@ -1,5 +1,5 @@
-"""Evaluation of the model on clients. The wrapped strategy aggregates their replies, except those
-that it cannot aggregate.
+"""Evaluation of the model on Flower clients. The wrapped strategy aggregates the clients' replies,
+except those that it cannot aggregate.
 """
 
 import math
@@ -41,15 +41,15 @@ def evaluate(
     weighted_replies = [reply for reply in replies if not _has_invalid_weight(reply, weight_key)]
     dropped: Counter[str] = Counter()
     if len(weighted_replies) < len(replies):
-        reason = f"with a {weight_key!r} that is negative or not finite"
-        dropped[reason] = len(replies) - len(weighted_replies)
+        drop_reason = f"with a {weight_key!r} that is negative or not finite"
+        dropped[drop_reason] = len(replies) - len(weighted_replies)
     try:
         return EvaluationResult(
             strategy.aggregate_evaluate(server_round, weighted_replies), dropped
         )
     # Flower's strategies raise an error if replies have different metrics.
     except Exception as error:
-        reason = text_of(error)
+        drop_reason = text_of(error)
     undo()
     matching_replies, num_mismatches = _matching(weighted_replies, weight_key)
     dropped = num_mismatches + dropped
@@ -59,10 +59,10 @@ def evaluate(
                 strategy.aggregate_evaluate(server_round, matching_replies), dropped
             )
         except Exception as error:
-            reason = text_of(error)
+            drop_reason = text_of(error)
         undo()
     if matching_replies:
-        dropped[f"that the strategy cannot aggregate ({reason})"] += len(matching_replies)
+        dropped[f"that the strategy cannot aggregate ({drop_reason})"] += len(matching_replies)
     return EvaluationResult(None, dropped)
 
 
@@ -77,19 +77,23 @@ def _has_invalid_weight(reply: Message, weight_key: str) -> bool:
 
 
 def number_from(result: Result, num_done: int) -> None:
-    """Renumbers the rounds of a result over the whole run, in which `num_done` rounds came
-    before.
+    """Renumbers the rounds of a Flower result after a run that had done `num_done` rounds was
+    resumed.
     """
-    names = ("train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_metrics_serverapp")
-    for name in names:
-        by_round = getattr(result, name)
-        setattr(result, name, {num_done + t: record for t, record in by_round.items()})
+    metric_attributes = (
+        "train_metrics_clientapp",
+        "evaluate_metrics_clientapp",
+        "evaluate_metrics_serverapp",
+    )
+    for name in metric_attributes:
+        metrics_by_round = getattr(result, name)
+        setattr(result, name, {num_done + t: record for t, record in metrics_by_round.items()})
 
 
 def text_of(error: Exception) -> str:
     """Returns the first sentence of an error, or the error's type if it has no text."""
-    sentence = " ".join(str(error).split()).split(". ")[0].rstrip(".")
-    return sentence or type(error).__name__
+    first_sentence = " ".join(str(error).split()).split(". ")[0].rstrip(".")
+    return first_sentence or type(error).__name__
 
 
 def _matching(replies: Sequence[Message], weight_key: str) -> tuple[list[Message], Counter[str]]:
@@ -104,8 +108,8 @@ def _matching(replies: Sequence[Message], weight_key: str) -> tuple[list[Message
             continue
         try:
             [record] = reply.content.metric_records.values()
-            weight = record[weight_key]
-            if not isinstance(weight, int | float):
+            reply_weight = record[weight_key]
+            if not isinstance(reply_weight, int | float):
                 raise ValueError
         except (ValueError, KeyError):
             dropped[f"without one record that has a number {weight_key!r}"] += 1

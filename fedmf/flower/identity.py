@@ -29,11 +29,11 @@ def check_same_run(
     """
     begun_plan, begun_settings = begun
     present_plan, present_settings = present
-    changes = plan_differences(present_plan, begun_plan)
-    if changes:
+    plan_changes = plan_differences(present_plan, begun_plan)
+    if plan_changes:
         raise ValueError(
-            f"folder={str(folder)!r} keeps another plan than the one given ({changes}): give the "
-            "plan that it was begun with, or another folder"
+            f"folder={str(folder)!r} keeps another plan than the one given ({plan_changes}): give "
+            "the plan that it was begun with, or another folder"
         )
     for name, value in present_settings.items():
         if begun_settings[name] != value:
@@ -89,7 +89,7 @@ def log_plan(plan: Plan, clients_per_round: int, num_released: int) -> None:
 
 
 def log_round(plan: Plan, t: int, num_updates: int, dropped: Mapping[str, int]) -> None:
-    """Logs round t: its number of updates, its dropped replies, and the guarantee so far."""
+    """Logs for round t its number of updates, its dropped replies, and the guarantee so far."""
     dropped_counts = ", ".join(f"{number} {reason}" for reason, number in dropped.items() if number)
     dropped_text = f" (dropped: {dropped_counts})" if dropped_counts else ""
     log.info(

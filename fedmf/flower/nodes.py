@@ -14,7 +14,7 @@ from flwr.serverapp import Grid
 from fedmf import checks
 from fedmf.server.server import Server
 
-log = logging.getLogger("flwr")  # This is Flower's log, which keeps all lines in order.
+log = logging.getLogger("flwr")  # Messages go to Flower's own log, so that all lines are in order.
 
 _PARTITION = "partition"
 # A round without connected clients waits until each silent node was asked this many times.
@@ -49,23 +49,23 @@ def tell_partition(app: ClientApp) -> None:
 
 
 def seconds_of(timeout: Any) -> float:
-    """Returns a time limit in seconds; infinity for None.
+    """Returns a time limit in seconds, which is infinite for None.
 
     Raises:
       TypeError, ValueError: it is no number of seconds.
     """
     if timeout is None:
         return math.inf
-    hint = "give a number of seconds, or None for no limit"
-    seconds = checks.finite_float("timeout", timeout, hint=hint)
-    if seconds < 0:
-        raise ValueError(f"timeout={seconds} is negative: {hint}")
-    return seconds
+    timeout_hint = "give a number of seconds, or None for no limit"
+    time_limit = checks.finite_float("timeout", timeout, hint=timeout_hint)
+    if time_limit < 0:
+        raise ValueError(f"timeout={time_limit} is negative: {timeout_hint}")
+    return time_limit
 
 
 class PatientGrid:
-    """A grid that waits until a node is connected. It also ends the wait of a Flower strategy for
-    more nodes after a time limit.
+    """A Flower grid that waits until a node is connected. It also ends the wait of a Flower
+    strategy for more nodes after a time limit.
 
     Args:
       grid: grid of the ServerApp.
@@ -87,18 +87,18 @@ class PatientGrid:
         """
         self._num_calls += 1
         while True:
-            nodes = list(self._grid.get_node_ids())
+            connected_nodes = list(self._grid.get_node_ids())
             is_late = time.monotonic() >= self._deadline
-            # Flower's strategies call this method twice in a round: to count the nodes, and to draw
+            # Flower's strategies call this method twice in a round, to count the nodes and to draw
             # some of them. From the third call on they are waiting for more nodes.
-            if is_late and (not nodes or self._num_calls > 2):
+            if is_late and (not connected_nodes or self._num_calls > 2):
                 raise TimeoutError(
-                    f"{len(nodes)} nodes were connected after {self._seconds:g} s, fewer than the "
-                    "wrapped strategy's min_available_nodes or min_train_nodes: connect more, or "
-                    "ask for fewer"
+                    f"{len(connected_nodes)} nodes were connected after {self._seconds:g} s, fewer "
+                    "than the wrapped strategy's min_available_nodes or min_train_nodes: connect "
+                    "more, or ask for fewer"
                 )
-            if nodes:
-                return nodes
+            if connected_nodes:
+                return connected_nodes
             log.info("fedmf: waiting for nodes: none is connected")
             time.sleep(_POLL_SECONDS)
 
@@ -107,7 +107,7 @@ class PatientGrid:
 
 
 class Nodes:
-    """The nodes of a grid, which are drawn as the clients of a server.
+    """The nodes of a Flower grid, from which a server draws the clients of each round.
 
     Args:
       server: server of the run, with the rounds so far.
@@ -122,11 +122,13 @@ class Nodes:
         # If clients are node ids, a resumed run waits for one of the nodes that took part before,
         # if any did.
         self._needs_past_node = bool(server.clients)
-        # Maps each connected node that has answered to its partition id.
+        # The partition id of each connected node that has answered the query.
         self._partition_by_node: dict[int, int | None] = {}
-        # Maps each node to the number of queries that it has not answered.
+        # The number of queries that each node has not answered.
         self._num_unanswered: Counter[int] = Counter()
-        self._next_query: dict[int, int] = {}  # The round of a silent node's next query.
+        self._next_query: dict[
+            int, int
+        ] = {}  # The round in which each silent node is queried next.
 
     def draw(
         self, grid: Grid, seconds: float, added: Collection[int] = frozenset()
@@ -152,15 +154,15 @@ class Nodes:
             return {}
         is_waiting = False
         while True:
-            nodes = sorted(grid.get_node_ids())
+            connected_nodes = sorted(grid.get_node_ids())
             if drawn_clients is None:
-                client_by_node, reason = self._by_node_id(nodes, added)
+                client_by_node, waiting_reason = self._by_node_id(connected_nodes, added)
                 is_ready = bool(client_by_node) or bool(added)
             else:
-                self._ask_partitions(grid, nodes, seconds, is_waiting)
-                client_by_node = self._by_partition(nodes, drawn_clients)
-                reason = _NO_PARTITION
-                is_ready = bool(client_by_node) or self._have_told(nodes)
+                self._ask_partitions(grid, connected_nodes, seconds, is_waiting)
+                client_by_node = self._by_partition(connected_nodes, drawn_clients)
+                waiting_reason = _NO_PARTITION
+                is_ready = bool(client_by_node) or self._have_told(connected_nodes)
             if is_ready:
                 self._needs_past_node = False
                 return {
@@ -169,9 +171,13 @@ class Nodes:
             if time.monotonic() >= deadline:
                 raise TimeoutError(
                     f"round {self._server.round + 1} has waited for {seconds:g} s, and of "
-                    f"{len(nodes)} connected nodes none may come: {reason}"
+                    f"{len(connected_nodes)} connected nodes none may come: {waiting_reason}"
                 )
-            log.info("fedmf: waiting for nodes: %d connected, and %s", len(nodes), reason)
+            log.info(
+                "fedmf: waiting for nodes: %d connected, and %s",
+                len(connected_nodes),
+                waiting_reason,
+            )
             is_waiting = True
             time.sleep(_POLL_SECONDS)
 
@@ -188,8 +194,8 @@ class Nodes:
             )
         drawn_nodes = [int(node) for node in self._server.cohort(available=nodes)]
         missing_nodes = [node for node in drawn_nodes if node not in added]
-        # Since the first clients of the round were added, other nodes may have connected, or some
-        # may have left.
+        # Nodes may have connected or left since the first updates of the round were added, so the
+        # cohort is filled up with new nodes.
         num_missing = max(0, self._clients_per_round - len(added))
         client_by_node = {node: node for node in missing_nodes[:num_missing]}
         return client_by_node, "none of them may take part again yet"
@@ -232,17 +238,17 @@ class Nodes:
         if not nodes_to_ask:
             return
         message_type = f"{MessageType.QUERY}.{_PARTITION}"
-        messages = [Message(RecordDict(), node, message_type) for node in nodes_to_ask]
+        query_messages = [Message(RecordDict(), node, message_type) for node in nodes_to_ask]
         self._num_unanswered.update(nodes_to_ask)
         assert self._population is not None
-        for reply in grid.send_and_receive(messages, timeout=min(_ANSWER_SECONDS, seconds)):
+        for reply in grid.send_and_receive(query_messages, timeout=min(_ANSWER_SECONDS, seconds)):
             if reply.has_content():
-                partition = reply.content.config_records.get(_PARTITION, {}).get("partition-id")
-                is_integer = isinstance(partition, int) and not isinstance(partition, bool)
-                is_partition = is_integer and 0 <= partition < self._population
+                partition_id = reply.content.config_records.get(_PARTITION, {}).get("partition-id")
+                is_integer = isinstance(partition_id, int) and not isinstance(partition_id, bool)
+                is_partition = is_integer and 0 <= partition_id < self._population
                 if not is_partition:
-                    partition = None
-                self._partition_by_node[reply.metadata.src_node_id] = partition
+                    partition_id = None
+                self._partition_by_node[reply.metadata.src_node_id] = partition_id
         for node in set(nodes_to_ask) - self._partition_by_node.keys():
             self._next_query[node] = t + 2 ** min(self._num_unanswered[node] - 1, 30)
 
@@ -251,6 +257,6 @@ Value = TypeVar("Value")
 
 
 def _of_nodes(values: Mapping[int, Value], nodes: Sequence[int]) -> dict[int, Value]:
-    """Returns the entries of a dict whose keys are among these nodes."""
+    """Returns the entries of a dict whose keys are in `nodes`."""
     connected_nodes = set(nodes)
     return {node: value for node, value in values.items() if node in connected_nodes}

@@ -1,5 +1,5 @@
-"""Search for the objects, functions and classes whose attributes are the state of a wrapped
-strategy.
+"""Search for the objects, functions and classes that hold the state of a wrapped Flower strategy in
+their attributes.
 
 Attributes of a library's own objects are neither read nor set.
 """
@@ -35,8 +35,8 @@ _TOOLS = (
     type(threading.Lock()),
     type(threading.RLock()),
 )
-# Types of values without state. A file cannot hold the values themselves, but it can refer to
-# values that the program creates.
+# Types of values without state, such as classes and functions. A file cannot store them, but it can
+# refer to those that the program creates.
 _CONSTANTS = (
     type,
     enum.Enum,
@@ -51,7 +51,7 @@ _CONSTANTS = (
     decimal.Decimal,
     fractions.Fraction,
 )
-# Types of values that have no state of their own, and only refer to other values.
+# Types of values that have no state of their own and only refer to other objects.
 _LINKS = (
     types.MethodType,
     types.BuiltinFunctionType,
@@ -68,17 +68,20 @@ _LINKS = (
 _BUILTIN_METHODS = (types.BuiltinFunctionType, types.MethodWrapperType)
 _PARTIALS = (functools.partial, functools.partialmethod)
 _LINKED = ("__self__", "__func__", "__wrapped__", "func", "args", "keywords", "fget", "fset")
-# Packages whose objects have no state of a strategy, unless they are strategies themselves.
+# Packages whose objects hold no state of a strategy, unless the object is a strategy itself.
 _SYSTEM = ("fedmf", "flwr")
 _DEFAULTS = "__defaults__"
 _KEYWORD_DEFAULTS = "__kwdefaults__"
 _GLOBAL = "__globals__[{}]"
-_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE, CPython's flag of classes that Python code defines.
+_HEAP_TYPE = (
+    1 << 9
+)  # CPython's flag Py_TPFLAGS_HEAPTYPE, which marks classes that Python code defines.
 _ABSENT = object()
 
 
 class Reach:
-    """The rule that decides which objects belong to a strategy, and which belong to libraries.
+    """The rules that decide which objects belong to a wrapped strategy, and which belong to
+    libraries.
 
     Args:
       strategy: the packages of its classes count as its author's, wherever they are installed.
@@ -92,10 +95,10 @@ class Reach:
         }
 
     def is_holder(self, value: Any) -> bool:
-        """Returns whether a value is an object, class or function whose attributes are state of the
-        strategy.
+        """Returns whether a value is an object, class or function whose attributes belong to the
+        strategy's state.
         """
-        kind = type(value)
+        value_type = type(value)
         if isinstance(value, types.FunctionType):
             return self._is_own(value.__module__) or bool(value.__closure__)
         if isinstance(value, type):
@@ -103,12 +106,12 @@ class Reach:
         if _has_no_attributes(value):
             return False
         if isinstance(value, Strategy):
-            return _package(kind.__module__) != "fedmf"
-        if kind is types.SimpleNamespace:
+            return _package(value_type.__module__) != "fedmf"
+        if value_type is types.SimpleNamespace:
             return True
-        is_own = self._is_own(kind.__module__) or hasattr(kind, "__dataclass_fields__")
-        is_python = all(map(_has_no_hidden_state, kind.__mro__))
-        return is_own and is_python and _package(kind.__module__) not in _SYSTEM
+        is_own = self._is_own(value_type.__module__) or hasattr(value_type, "__dataclass_fields__")
+        is_python = all(map(_has_no_hidden_state, value_type.__mro__))
+        return is_own and is_python and _package(value_type.__module__) not in _SYSTEM
 
     def is_opaque(self, value: Any) -> bool:
         """Returns whether a value has a state that cannot be read."""
@@ -129,7 +132,7 @@ class Reach:
         )
 
     def children(self, value: Any) -> Iterator[tuple[str, Any]]:
-        """Yields name and value of everything that a value refers to."""
+        """Yields the name and the value of each attribute or item that a value refers to."""
         if self.is_holder(value):
             yield from self.attributes(value).items()
             if not isinstance(value, type | types.FunctionType):
@@ -138,9 +141,9 @@ class Reach:
                         yield f"@{kind.__qualname__}", kind
         elif isinstance(value, _LINKS):
             for name in _LINKED:
-                linked = getattr(value, name, None)
-                if not isinstance(linked, types.ModuleType | type(None)):
-                    yield name, linked
+                linked_value = getattr(value, name, None)
+                if not isinstance(linked_value, types.ModuleType | type(None)):
+                    yield name, linked_value
         else:
             yield from items_of(value)
 
@@ -173,8 +176,8 @@ class Reach:
         """
         if not self._is_own(function.__module__):
             return []
-        names = _names(function.__code__) & function.__globals__.keys()
-        return sorted(name for name in names if not name.startswith("__"))
+        global_names = _names(function.__code__) & function.__globals__.keys()
+        return sorted(name for name in global_names if not name.startswith("__"))
 
 
 def set_attribute(holder: Any, name: str, value: Any = _ABSENT) -> None:
@@ -202,23 +205,23 @@ def set_attribute(holder: Any, name: str, value: Any = _ABSENT) -> None:
 
 def _set_of_function(function: types.FunctionType, name: str, value: Any) -> None:
     """Sets or deletes one of the variables of a function that `Reach._of_function` returns."""
-    cell = _cells(function).get(name)
+    closure_cell = _cells(function).get(name)
     if name in (_DEFAULTS, _KEYWORD_DEFAULTS):
         setattr(function, name, value)
-    elif cell is not None:
+    elif closure_cell is not None:
         if value is _ABSENT:
-            del cell.cell_contents
+            del closure_cell.cell_contents
         else:
-            cell.cell_contents = value
+            closure_cell.cell_contents = value
     else:
-        scope = vars(function)
+        variable_scope = vars(function)
         if name.startswith(_GLOBAL[:12]):
             name = name[12:-1]
-            scope = function.__globals__
+            variable_scope = function.__globals__
         if value is _ABSENT:
-            scope.pop(name, None)
+            variable_scope.pop(name, None)
         else:
-            scope[name] = value
+            variable_scope[name] = value
 
 
 def is_tool(value: Any) -> bool:
@@ -241,11 +244,11 @@ def link_to_copy(link: Any, memo: dict[int, Any]) -> Any:
       memo: memo of `copy.deepcopy`: copies by the ids of the originals.
     """
     if isinstance(link, _PARTIALS):
-        function = link.func
-        if is_link(function):
-            function = link_to_copy(function, memo)
+        copied_function = link.func
+        if is_link(copied_function):
+            copied_function = link_to_copy(copied_function, memo)
         args, keywords = copy.deepcopy((link.args, link.keywords), memo)
-        return type(link)(function, *args, **keywords)
+        return type(link)(copied_function, *args, **keywords)
     link_owner = getattr(link, "__self__", None)
     copied_owner = memo.get(id(link_owner), link_owner)
     if copied_owner is link_owner:
@@ -284,8 +287,10 @@ def _has_no_hidden_state(kind: type) -> bool:
 
 def _slots(kind: type) -> list[str]:
     """Returns the names in the __slots__ of a class and of its base classes."""
-    variables = itertools.chain.from_iterable(vars(base).items() for base in kind.__mro__)
-    return [name for name, value in variables if isinstance(value, types.MemberDescriptorType)]
+    class_variables = itertools.chain.from_iterable(vars(base).items() for base in kind.__mro__)
+    return [
+        name for name, value in class_variables if isinstance(value, types.MemberDescriptorType)
+    ]
 
 
 def _cells(function: types.FunctionType) -> dict[str, types.CellType]:
@@ -295,7 +300,7 @@ def _cells(function: types.FunctionType) -> dict[str, types.CellType]:
 
 @functools.cache
 def _names(code: types.CodeType) -> frozenset[str]:
-    """Returns the names of the globals that a function uses, and that functions inside it use."""
+    """Returns the names of the global variables that a function and the functions inside it use."""
     inner_codes = (code for code in code.co_consts if isinstance(code, types.CodeType))
     global_names = {
         instruction.argval
@@ -315,5 +320,5 @@ def _is_library(module: str) -> bool:
     """Returns whether a module belongs to Python or to an installed package."""
     if _package(module) in sys.stdlib_module_names or module == "builtins":
         return True
-    file = getattr(sys.modules.get(module), "__file__", None) or ""
-    return not {"site-packages", "dist-packages"}.isdisjoint(pathlib.PurePath(file).parts)
+    module_file = getattr(sys.modules.get(module), "__file__", None) or ""
+    return not {"site-packages", "dist-packages"}.isdisjoint(pathlib.PurePath(module_file).parts)

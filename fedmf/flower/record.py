@@ -1,4 +1,4 @@
-"""The record that is committed with each release. With it the wrapped strategy's step can be
+"""The record that the server commits with each release, so that the wrapped strategy's step can be
 repeated after a crash.
 """
 
@@ -21,7 +21,7 @@ _FORMAT = "fedmf flower 1"
 
 
 class StepRecord(NamedTuple):
-    """The model and the wrapped strategy's state before the step of a round.
+    """The model and the wrapped strategy's state before the strategy's step in a round.
 
     Attributes:
       t: the round.
@@ -36,15 +36,15 @@ class StepRecord(NamedTuple):
     def to_arrays(self) -> list[np.ndarray]:
         """Converts the record to arrays, which `Server.release` commits."""
         state_tree, state_arrays = self.state.to_arrays()
-        arrays = [*self.model.values(), *state_arrays]
-        content = {
+        record_arrays = [*self.model.values(), *state_arrays]
+        header = {
             "format": _FORMAT,
             "round": self.t,
             "names": list(self.model),
             "state": state_tree,
-            "digest": _digest_of(arrays),
+            "digest": _digest_of(record_arrays),
         }
-        return [np.frombuffer(json.dumps(content).encode(), np.uint8), *arrays]
+        return [np.frombuffer(json.dumps(header).encode(), np.uint8), *record_arrays]
 
     @classmethod
     def from_arrays(cls, arrays: Sequence[np.ndarray]) -> "StepRecord":
@@ -55,30 +55,31 @@ class StepRecord(NamedTuple):
         """
         try:
             header = json.loads(bytes(arrays[0]))
-            is_own = header["format"] == _FORMAT
+            is_own_format = header["format"] == _FORMAT
         except (IndexError, KeyError, TypeError, ValueError, RecursionError):
-            is_own = False
-        if not is_own:
+            is_own_format = False
+        if not is_own_format:
             raise ValueError("its releases were not committed by this strategy")
         if header["digest"] != _digest_of(arrays[1:]):
             raise ValueError("the model or the strategy's state in its journal was edited")
         array_names = header["names"]
-        model = dict(zip(array_names, arrays[1:], strict=False))
-        state = State.from_arrays(header["state"], list(arrays[1 + len(array_names) :]))
-        return cls(header["round"], model, state)
+        model_arrays = dict(zip(array_names, arrays[1:], strict=False))
+        strategy_state = State.from_arrays(header["state"], list(arrays[1 + len(array_names) :]))
+        return cls(header["round"], model_arrays, strategy_state)
 
 
 def _digest_of(arrays: Sequence[np.ndarray]) -> str:
     """Returns a digest of the contents, shapes and dtypes of arrays."""
-    digest = hashlib.sha256()
+    array_digest = hashlib.sha256()
     for array in arrays:
-        digest.update(f"{array.dtype.str} {array.shape} ".encode())
-        digest.update(bytes_of(array).data)
-    return digest.hexdigest()
+        array_digest.update(f"{array.dtype.str} {array.shape} ".encode())
+        array_digest.update(bytes_of(array).data)
+    return array_digest.hexdigest()
 
 
 def read_record(server: Server, folder: pathlib.Path) -> StepRecord | None:
-    """Returns the record that was committed with the newest release; None before the first release.
+    """Returns the record that was committed with the newest release, or None before the first
+    release.
 
     Raises:
       ValueError: another program used the server of this folder.
@@ -104,8 +105,8 @@ def recovered(
     settings: Mapping[str, Any],
     model: Model,
 ) -> tuple[dict[str, np.ndarray], StepRecord | None]:
-    """Checks that a folder is of this run. Returns the model before the newest round, and the
-    record of that round's release.
+    """Checks that a folder belongs to this run, and returns the model before the newest round and
+    the record of that round's release.
 
     Args:
       server: server that was opened.

@@ -1,5 +1,5 @@
-"""A round from its messages to the updates in the nodes' replies. Replies that cannot be used are
-dropped and counted by the reason.
+"""Processing of a Flower round, from its messages to the updates in the nodes' replies. Replies
+that cannot be used are dropped and counted by the reason.
 """
 
 import dataclasses
@@ -18,8 +18,8 @@ from fedmf.server.server import Server
 
 @dataclasses.dataclass(kw_only=True)
 class Round:
-    """The progress of a round, from its messages to the wrapped strategy's step. An interrupt may
-    come at any point.
+    """The progress of a round that has not ended, from its messages to the wrapped strategy's step.
+    An interrupt may come at any point.
 
     Attributes:
       t: the round, from 0 on.
@@ -58,7 +58,7 @@ class Round:
 
 
 class Update(NamedTuple):
-    """The update of one client.
+    """The update of one client in a round, with its metrics.
 
     Attributes:
       client: id of the client.
@@ -97,25 +97,27 @@ class Replies:
         client_by_node = dict(self._round.asked or {})
         added_clients = self._round.added
         awaited_by_node = {
-            node: client for node, client in client_by_node.items() if client not in added_clients
+            sender_node: client
+            for sender_node, client in client_by_node.items()
+            if client not in added_clients
         }
         for reply in self._replies:
-            node = reply.metadata.src_node_id
+            sender_node = reply.metadata.src_node_id
             if reply.has_error():
                 self.dropped["failed"] += 1
             elif reply.metadata.group_id != str(self._round.t + 1):
                 self.dropped["of another round"] += 1
             elif reply.metadata.message_type != self._round.message_type:
                 self.dropped["of another type than asked for"] += 1
-            elif node not in client_by_node:
+            elif sender_node not in client_by_node:
                 self.dropped["of nodes that were not drawn"] += 1
-            elif node not in awaited_by_node:
+            elif sender_node not in awaited_by_node:
                 self.dropped["come twice"] += 1
             else:
-                update = self._update_of(awaited_by_node[node], reply.content)
-                if update is not None:
-                    del awaited_by_node[node]
-                    yield update
+                client_update = self._update_of(awaited_by_node[sender_node], reply.content)
+                if client_update is not None:
+                    del awaited_by_node[sender_node]
+                    yield client_update
         num_without_update = self.dropped["failed"] + self.dropped["with other arrays"]
         if len(awaited_by_node) > num_without_update:
             self.dropped["missing"] = len(awaited_by_node) - num_without_update
@@ -125,16 +127,16 @@ class Replies:
         and gives None.
         """
         try:
-            arrays = update_of(content, self._round.model)
-            metrics = metrics_of(content) if self._takes_metrics else None
+            update_arrays = update_of(content, self._round.model)
+            client_metrics = metrics_of(content) if self._takes_metrics else None
         # Any error is caught, because the bytes of a hostile client may raise an error of any type.
         except Exception as error:
             self.dropped["with other arrays"] += 1
             self.mismatch = self.mismatch or " ".join(str(error).split())
             return None
-        if metrics is None and any(map(len, content.metric_records.values())):
+        if client_metrics is None and any(map(len, content.metric_records.values())):
             self.has_unpaid_metrics = True
-        return Update(client, arrays, metrics)
+        return Update(client, update_arrays, client_metrics)
 
 
 def add_updates(server: Server, under_way: Round, replies: Replies) -> None:
@@ -144,16 +146,16 @@ def add_updates(server: Server, under_way: Round, replies: Replies) -> None:
       ValueError: no reply of this run has had the arrays that were sent.
     """
     for update in replies:
-        # The client is recorded before `add`, because an interrupt may come after the server has
-        # counted it.
+        # The client is recorded before `add` is called, because an interrupt may come after the
+        # server has counted its update.
         under_way.added.add(update.client)
         server.add(update.arrays, client=update.client, metrics=update.metrics)
     num_mismatches = replies.dropped["with other arrays"]
-    # A hostile client that sends other arrays must not stop the run. But if all clients have sent
-    # other arrays since the first round, the program is wrong.
+    # A hostile client that sends arrays of other shapes must not stop the run. But if all clients
+    # have done so since the first round, the program has a mistake.
     must_be_program = num_mismatches > 1 or len(under_way.asked or {}) == 1
-    has_worked = bool(under_way.added) or server.ledger.observed().participations > 0
-    if num_mismatches and must_be_program and not has_worked:
+    has_had_updates = bool(under_way.added) or server.ledger.observed().participations > 0
+    if num_mismatches and must_be_program and not has_had_updates:
         raise ValueError(
             f"no reply of round {under_way.t + 1} has the arrays that were sent "
             f"({replies.mismatch}): let clients send back all of them, of the same names and "
@@ -162,7 +164,7 @@ def add_updates(server: Server, under_way: Round, replies: Replies) -> None:
 
 
 class Letter(NamedTuple):
-    """The message of a round, which is the same for all nodes.
+    """The training message of a round, which is the same for all nodes.
 
     Attributes:
       content: content of the message.
@@ -196,24 +198,26 @@ def letter_of(name: str, messages: list[Message], model: Model) -> Letter:
             "(fraction_train, min_train_nodes)"
         )
     first_message = messages[0]
-    letter = Letter(
+    common_letter = Letter(
         first_message.content, first_message.metadata.message_type, first_message.metadata.ttl
     )
     for message in messages:
-        is_content = message.content is letter.content or message.content == letter.content
-        if not is_content or message.metadata.message_type != letter.message_type:
+        is_content = (
+            message.content is common_letter.content or message.content == common_letter.content
+        )
+        if not is_content or message.metadata.message_type != common_letter.message_type:
             raise ValueError(
                 f"strategy={name} sends nodes messages of their own, and the nodes that train are "
                 "drawn by the server: use one that sends all the same"
             )
-    if letter.message_type.partition(".")[0] != MessageType.TRAIN:
+    if common_letter.message_type.partition(".")[0] != MessageType.TRAIN:
         raise ValueError(
-            f"strategy={name} sends messages of the type {letter.message_type!r} for training: "
-            "let it send such of the type 'train', or of one such as 'train.lora'"
+            f"strategy={name} sends messages of the type {common_letter.message_type!r} for "
+            "training: let it send such of the type 'train', or of one such as 'train.lora'"
         )
-    if not any(is_model(record, model) for record in letter.content.array_records.values()):
+    if not any(is_model(record, model) for record in common_letter.content.array_records.values()):
         raise ValueError(
             f"strategy={name} sends other arrays than those of the model, and an update is a reply "
             "minus the model: let configure_train send the arrays that it gets"
         )
-    return letter
+    return common_letter

@@ -1,4 +1,4 @@
-"""The changes in a wrapped strategy, in a form that a file can hold."""
+"""The changes in a wrapped strategy since its creation, in a form that a file can hold."""
 
 import itertools
 from typing import Any, NamedTuple
@@ -7,7 +7,8 @@ import numpy as np
 
 from fedmf.flower.values import Packed
 
-# The names of attributes that lead from the strategy to an object, or to an attribute.
+# A path consists of the names of the attributes that lead from the strategy to an object or an
+# attribute.
 AttributePath = tuple[str, ...]
 
 
@@ -26,12 +27,14 @@ class State(NamedTuple):
 
     def to_arrays(self) -> tuple[Any, list[np.ndarray]]:
         """Converts the state to a JSON tree and a list of arrays."""
-        new_values = [((), value) for value in self.new]  # New values have no paths.
+        new_values = [
+            ((), value) for value in self.new
+        ]  # Values that the strategy has created later have no path.
         packed_values = [*self.attributes.items(), *self.contents.items(), *new_values]
         packed_trees = [[path, value.tree, len(value.arrays)] for path, value in packed_values]
-        arrays = itertools.chain.from_iterable(value.arrays for _, value in packed_values)
-        counts = [len(self.attributes), len(self.contents)]
-        return [counts, packed_trees], list(arrays)
+        all_arrays = itertools.chain.from_iterable(value.arrays for _, value in packed_values)
+        section_counts = [len(self.attributes), len(self.contents)]
+        return [section_counts, packed_trees], list(all_arrays)
 
     @classmethod
     def from_arrays(cls, tree: Any, arrays: list[np.ndarray]) -> "State":

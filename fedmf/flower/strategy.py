@@ -36,7 +36,8 @@ from fedmf.server.state import check_plan
 
 
 class MatrixFactorizationDP(Strategy):
-    """A Flower strategy that wraps another one, and adds the noise and the guarantee of a plan.
+    """A Flower strategy that wraps a second strategy, and adds the noise and the guarantee of a
+    plan.
 
     It wraps a strategy that moves a model by the average of its clients, such as FedAvg, FedAvgM,
     FedAdam, FedAdagrad, FedYogi or FedProx. A `fedmf.Server` draws the nodes of a round from the
@@ -114,7 +115,9 @@ class MatrixFactorizationDP(Strategy):
             "zeroing_norm": zeroing_norm,
             "population": population,
         }
-        ServerConfig(shapes=[(1,)], **self._settings)  # The constructor checks the settings.
+        ServerConfig(
+            shapes=[(1,)], **self._settings
+        )  # The constructor of `Server` checks the settings.
         self._seed = check_noise_seed(noise_seed)
         self._folder = arguments.checked_folder(folder)
         self._server: Server | None = None
@@ -153,7 +156,8 @@ class MatrixFactorizationDP(Strategy):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
-        """Trains as Flower's `Strategy.start` does, or resumes a run that was interrupted.
+        """Trains for some rounds as Flower's `Strategy.start` does, or resumes a run that was
+        interrupted.
 
         Args:
           grid: grid of the ServerApp.
@@ -180,8 +184,8 @@ class MatrixFactorizationDP(Strategy):
         arguments.check_evaluate_fn(evaluate_fn)
         rounds = self.plan.participation.rounds
         if num_rounds is not None:
-            hint = "the plan has no more rounds, and its guarantee covers no others"
-            rounds = checks.integer("num_rounds", num_rounds, low=1, high=rounds, hint=hint)
+            rounds_hint = "the plan has no more rounds, and its guarantee covers no others"
+            rounds = checks.integer("num_rounds", num_rounds, low=1, high=rounds, hint=rounds_hint)
         self._patience = seconds_of(timeout)
         self._begin(initial_arrays)
         self._undo_interrupted()
@@ -189,7 +193,7 @@ class MatrixFactorizationDP(Strategy):
             return self._train(
                 grid, initial_arrays, rounds, timeout, train_config, evaluate_config, evaluate_fn
             )
-        except BaseException:  # The call must be undone after an interrupt as well.
+        except BaseException:  # An interrupt in this call must undo the strategy's changes as well.
             self._undo_interrupted()
             raise
 
@@ -203,33 +207,35 @@ class MatrixFactorizationDP(Strategy):
         evaluate_config: ConfigRecord | None,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None,
     ) -> Result:
-        """Trains until the whole run has `rounds` rounds."""
+        """Trains until the run has `rounds` rounds in total, including those before an
+        interruption.
+        """
         self._finish_round()
-        arrays = initial_arrays if self._next_model is None else self._next_model
-        num_done = self.server.round
-        metrics = None
-        if 0 < num_done < rounds and self._last_evaluated != num_done:
-            metrics = self._evaluate_again(grid, arrays, evaluate_config, timeout)
+        model_record = initial_arrays if self._next_model is None else self._next_model
+        num_rounds_done = self.server.round
+        final_metrics = None
+        if 0 < num_rounds_done < rounds and self._last_evaluated != num_rounds_done:
+            final_metrics = self._evaluate_again(grid, model_record, evaluate_config, timeout)
 
         def evaluate_copy(number: int, model: ArrayRecord) -> MetricRecord | None:
             assert evaluate_fn is not None
-            return evaluate_fn(num_done + number, copy_of(model))
+            return evaluate_fn(num_rounds_done + number, copy_of(model))
 
         server_evaluation = evaluate_copy if evaluate_fn else None
         training_result = super().start(
             grid,
-            copy_of(arrays),
-            max(0, rounds - num_done),
+            copy_of(model_record),
+            max(0, rounds - num_rounds_done),
             timeout,
             train_config,
             evaluate_config,
             server_evaluation,
         )
         if not training_result.arrays:
-            training_result.arrays = copy_of(arrays)
-        number_from(training_result, num_done)
-        if metrics is not None:
-            training_result.evaluate_metrics_clientapp[num_done] = metrics
+            training_result.arrays = copy_of(model_record)
+        number_from(training_result, num_rounds_done)
+        if final_metrics is not None:
+            training_result.evaluate_metrics_clientapp[num_rounds_done] = final_metrics
         return training_result
 
     def configure_train(
@@ -256,7 +262,7 @@ class MatrixFactorizationDP(Strategy):
         self._model = in_order(floats(arrays), array_names)
         t = self.server.round
         added_clients: set[int] = set()
-        if self._round is not None:  # The round was interrupted, and its messages are made again.
+        if self._round is not None:  # The round was interrupted, so its messages are created again.
             added_clients = self._round.added
         under_way = Round(
             t=t, before=self._wrapped.state.changes().state, model=self._model, added=added_clients
@@ -264,7 +270,7 @@ class MatrixFactorizationDP(Strategy):
         self._round = under_way
         model_record = as_record(self._model)
         messages = self._wrapped.messages(t, model_record, config, grid, self._patience)
-        letter = letter_of(type(self.strategy).__name__, messages, self._model)
+        round_letter = letter_of(type(self.strategy).__name__, messages, self._model)
         self._wrapped.try_once(t, self._model, self._folder, self._warn_once)
         assert self._nodes is not None
         client_by_node = self._nodes.draw(grid, self._patience, added_clients)
@@ -275,16 +281,16 @@ class MatrixFactorizationDP(Strategy):
                 "resumed run therefore does not restore"
             )
         under_way.asked = client_by_node
-        under_way.message_type = letter.message_type
+        under_way.message_type = round_letter.message_type
         num_rounds = self.plan.participation.rounds
         log.info("fedmf: round %d of %d goes to %d nodes", t + 1, num_rounds, len(client_by_node))
-        return [letter.to(node, t) for node in client_by_node]
+        return [round_letter.to(node, t) for node in client_by_node]
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Returns the next model of the wrapped strategy. Its only reply is the model plus the
-        noisy mean of the clients' updates.
+        """Returns the next model, which the wrapped strategy computes from the noisy mean of the
+        replies. Its only reply is the model plus the noisy mean of the clients' updates.
 
         Args:
           server_round: Flower's number, not used.
@@ -363,22 +369,22 @@ class MatrixFactorizationDP(Strategy):
         self.strategy.summary()
 
     def _begin(self, arrays: ArrayRecord) -> None:
-        """Creates or opens the server in the first call. Later calls only check that the model has
-        the run's arrays.
+        """Creates the server of a new run, or opens that of an interrupted run, in the first call.
+        Later calls only check that the model has the run's arrays.
         """
-        model = floats(arrays)
+        initial_model = floats(arrays)
         if self._server is not None:
-            if shapes_of(self._model) != shapes_of(in_order(model, list(self._model))):
+            if shapes_of(self._model) != shapes_of(in_order(initial_model, list(self._model))):
                 raise ValueError(
-                    f"arrays have the names and shapes {shapes_of(model)}, and the run's are "
-                    f"{shapes_of(self._model)}: give a model of the same"
+                    f"arrays have the names and shapes {shapes_of(initial_model)}, and the run's "
+                    f"are {shapes_of(self._model)}: give a model of the same"
                 )
             return
         self._wrapped.begin(has_folder=self._folder is not None)
-        self._model = model
+        self._model = initial_model
         folder = self._folder
         if folder is None or not (folder / "server.json").exists():
-            array_shapes = list(shapes_of(model).values())
+            array_shapes = list(shapes_of(initial_model).values())
             server = Server(
                 self.plan,
                 shapes=array_shapes,
@@ -430,8 +436,8 @@ class MatrixFactorizationDP(Strategy):
         self._dropped = replies.dropped
 
     def _finish_round(self) -> None:
-        """Releases the current round if all its replies are added, and lets the wrapped strategy
-        make its step.
+        """Releases the noisy mean of the current round if all its replies are added, and lets the
+        wrapped strategy make its step.
 
         After an interrupt or an error it may be called again.
 
@@ -449,14 +455,14 @@ class MatrixFactorizationDP(Strategy):
             if self._folder is not None:
                 record_arrays = StepRecord(t, under_way.model, under_way.after).to_arrays()
             server.release(before=record_arrays)
-        # After a restart `asked` is None, and the round was logged before.
+        # After a restart, `asked` is None because the round was logged before.
         if under_way.asked is not None:
             log_round(self.plan, t, len(under_way.added), self._dropped)
             under_way.asked = None
         under_way.is_step_begun = True
-        mean = server.last_release
-        assert mean is not None
-        self._next_model = step(self.strategy, t, under_way.model, mean)
+        mean_update = server.last_release
+        assert mean_update is not None
+        self._next_model = step(self.strategy, t, under_way.model, mean_update)
         self._round = None
 
     def _undo_interrupted(self) -> None:

@@ -1,4 +1,4 @@
-"""Reading of the state of a wrapped strategy from its objects, and setting a state in them again.
+"""Functions that read the state of a wrapped strategy from its objects, and restore it in them.
 
 A strategy is a graph of objects: itself, objects, functions and classes of its author that it
 refers to, and the lists, dicts and arrays that they hold. Each object has an address: the names of
@@ -48,7 +48,7 @@ class Changes(NamedTuple):
 
 
 class StrategyState:
-    """The objects that make up a strategy, with their initial contents.
+    """The objects of a wrapped strategy, with their contents when the program created it.
 
     Only changes are state: a learning rate that rounds do not change is the program's, which may
     set another one when it is started again.
@@ -98,7 +98,7 @@ class StrategyState:
         return _Comparison(self).changes()
 
     def restore(self, state: State = EMPTY) -> None:
-        """Sets the strategy to a state; by default to the state in which the program created it.
+        """Sets the strategy to a state, by default to the state in which the program created it.
 
         Raises:
           ValueError: the strategy has no object at an address of the state, which belongs to
@@ -116,8 +116,8 @@ class StrategyState:
 
     @contextlib.contextmanager
     def restored(self) -> Iterator["Watch | None"]:
-        """Restores the initial state of the strategy at the end of the block, in which the strategy
-        is tried.
+        """Tries the strategy inside the block, and restores its initial state at the end of the
+        block.
 
         During the trial, objects whose state cannot be read are replaced by copies.
 
@@ -125,35 +125,35 @@ class StrategyState:
           A watch of the copies; None where one cannot be copied, and no trial is possible.
         """
         opaque_objects = self._opaque_objects()
-        links = {path: value for path, value in self._objects.items() if is_link(value)}
-        originals = opaque_objects | links
-        # Objects whose state can be read are not copied, even if a copy refers to them. Their state
-        # is restored at the end of the block.
-        readable_paths = self._objects.keys() - originals.keys()
+        method_links = {path: value for path, value in self._objects.items() if is_link(value)}
+        original_objects = opaque_objects | method_links
+        # Objects whose state can be read are not copied, because their state can be restored at the
+        # end of the block.
+        readable_paths = self._objects.keys() - original_objects.keys()
         copy_by_id = {id(self._objects[path]): self._objects[path] for path in readable_paths}
         try:
-            copies = dict(
+            copy_by_path = dict(
                 zip(
                     opaque_objects,
                     copy.deepcopy(list(opaque_objects.values()), copy_by_id),
                     strict=True,
                 )
             )
-            for path, value in links.items():
-                copy_by_id[id(value)] = copies[path] = link_to_copy(value, copy_by_id)
+            for path, value in method_links.items():
+                copy_by_id[id(value)] = copy_by_path[path] = link_to_copy(value, copy_by_id)
         # The copy fails for objects such as locks, files and connections.
         except Exception:
             yield None
             return
         try:
-            self._replace(copies)
-            yield Watch({path: copies[path] for path in opaque_objects})
+            self._replace(copy_by_path)
+            yield Watch({path: copy_by_path[path] for path in opaque_objects})
         finally:
-            self._replace(originals)
+            self._replace(original_objects)
 
     def _replace(self, objects: Mapping[AttributePath, Any]) -> None:
-        """Puts these objects in place of the ones at the same addresses, and sets the initial state
-        in them.
+        """Replaces the strategy's objects at these paths, and sets the initial state in the new
+        objects.
         """
         self._objects |= objects
         self._addresses |= {id(value): path for path, value in objects.items()}
@@ -166,10 +166,10 @@ class StrategyState:
         try:
             return pack_value(value, self._address_of).copied()
         except Unkeepable:
-            address = (*path, name, "")
-            self._objects[address] = value
-            self._unpacked.add(address)
-            return Packed(["at", *address], [])
+            value_address = (*path, name, "")
+            self._objects[value_address] = value
+            self._unpacked.add(value_address)
+            return Packed(["at", *value_address], [])
 
     def is_initial_object(self, path: AttributePath, value: Any) -> bool:
         """Returns whether an attribute that cannot be packed still has its initial object."""
@@ -186,27 +186,29 @@ class StrategyState:
         }
 
     def _walk(self) -> Iterator[tuple[AttributePath, Any]]:
-        """Yields everything that the strategy refers to, each object with the path that leads to
-        it. The nearest objects come first.
+        """Yields each object that the strategy refers to, with the path that leads to it. The
+        nearest objects come first.
         """
-        visited: dict[int, Any] = {}  # This dict keeps values alive, so that ids are not reused.
+        visited: dict[
+            int, Any
+        ] = {}  # The dict of values keeps them alive, so that Python does not reuse their ids.
         used_addresses: set[AttributePath] = set()
         next_level: list[tuple[AttributePath, Any]] = [((), self._strategy)]
         while next_level:
-            level = next_level
+            current_level = next_level
             next_level = []
-            for path, value in level:
+            for object_path, value in current_level:
                 if id(value) in visited:
                     continue
                 if not is_immutable(value):
                     visited[id(value)] = value
-                    # Two classes may have the same name, and need different addresses.
-                    while path in used_addresses:
-                        path = (*path[:-1], f"{path[-1]}'")
-                    used_addresses.add(path)
-                    yield path, value
+                    # Two classes with the same name need different paths.
+                    while object_path in used_addresses:
+                        object_path = (*object_path[:-1], f"{object_path[-1]}'")
+                    used_addresses.add(object_path)
+                    yield object_path, value
                 for name, child in self._reach.children(value):
-                    child_path = (name,) if name.startswith("@") else (*path, name)
+                    child_path = (name,) if name.startswith("@") else (*object_path, name)
                     next_level.append((child_path, child))
 
     def _address_of(self, value: Any) -> Any:
@@ -215,10 +217,10 @@ class StrategyState:
         Raises:
           Unkeepable: it is a new object.
         """
-        path = self._addresses.get(id(value))
-        if path is None:
+        object_path = self._addresses.get(id(value))
+        if object_path is None:
             raise Unkeepable(type(value).__name__)
-        return ["at", *path]
+        return ["at", *object_path]
 
     def _set(
         self,
@@ -286,12 +288,12 @@ class StrategyState:
                 if name in present_values:
                     set_attribute(holder, name)
                 continue
-            value = unpack_value(packed, resolve)
-            if name not in present_values or not _is_same(present_values[name], value):
-                set_attribute(holder, name, value)
+            attribute_value = unpack_value(packed, resolve)
+            if name not in present_values or not _is_same(present_values[name], attribute_value):
+                set_attribute(holder, name, attribute_value)
 
     def _present(self, value: Any) -> Packed | None:
-        """Returns the packed present content of a list, dict or array; None if it refers to new
+        """Returns the packed current content of a list, dict or array, or None if it refers to new
         objects.
         """
         try:
@@ -318,7 +320,9 @@ class _Comparison:
     def __init__(self, initial: StrategyState) -> None:
         self._initial = initial
         self._new_index_by_id: dict[int, int] = {}
-        self._new_values: list[Any] = []  # The list keeps values alive, so that ids are not reused.
+        self._new_values: list[
+            Any
+        ] = []  # The list keeps the new values alive, so that Python does not reuse their ids.
         self._new_paths: list[AttributePath] = []
         self._current_path: AttributePath = ()
 
@@ -336,17 +340,19 @@ class _Comparison:
             elif path in initial_state._contents:
                 self._current_path = path
                 try:
-                    content = content_of(value, self._refer)
+                    current_content = content_of(value, self._refer)
                 except Unkeepable as error:
                     lost_types[path] = str(error)
                     continue
                 initial_content = initial_state._contents[path]
-                if not content.same_as(initial_content):
-                    contents[path] = content.copied()
-                if _shape(content) != _shape(initial_content):
+                if not current_content.same_as(initial_content):
+                    contents[path] = current_content.copied()
+                if _shape(current_content) != _shape(initial_content):
                     lost_types[path] = "an array of another shape"
         new_contents: list[Packed] = []
-        for value in self._new_values:  # `_refer` appends to this list in the loop.
+        for (
+            value
+        ) in self._new_values:  # The loop also visits the values that `_refer` appends to the list.
             self._current_path = self._new_paths[len(new_contents)]
             try:
                 new_contents.append(content_of(value, self._refer).copied())
@@ -359,8 +365,8 @@ class _Comparison:
     def _attributes_of(
         self, path: AttributePath, holder: Any
     ) -> tuple[dict[AttributePath, Packed], dict[AttributePath, str]]:
-        """Returns the changed attributes of an object, and the types of changed attributes that no
-        file can hold.
+        """Returns the changed attributes of an object, and the types of those that no file can
+        hold.
         """
         initial_values = self._initial._attributes[path]
         changed_values: dict[AttributePath, Packed] = {}
@@ -369,14 +375,14 @@ class _Comparison:
         for name, value in present_values.items():
             self._current_path = (*path, name)
             try:
-                packed = pack_value(value, self._refer)
+                packed_value = pack_value(value, self._refer)
             except Unkeepable as error:
                 is_initial = self._initial.is_initial_object(self._current_path, value)
                 if not is_initial and not is_tool(value):
                     lost_types[self._current_path] = str(error)
                 continue
-            if not packed.same_as(initial_values.get(name)):
-                changed_values[self._current_path] = packed.copied()
+            if not packed_value.same_as(initial_values.get(name)):
+                changed_values[self._current_path] = packed_value.copied()
         for name in initial_values.keys() - present_values.keys():
             changed_values[(*path, name)] = _DELETED
         return changed_values, lost_types
@@ -387,9 +393,9 @@ class _Comparison:
         Raises:
           Unkeepable: a new object that no file can hold.
         """
-        path = self._initial._addresses.get(id(value))
-        if path is not None:
-            return ["at", *path]
+        object_path = self._initial._addresses.get(id(value))
+        if object_path is not None:
+            return ["at", *object_path]
         if id(value) in self._new_index_by_id:
             return ["new", self._new_index_by_id[id(value)]]
         if is_mutable(value):
@@ -403,7 +409,7 @@ class _Comparison:
 
     def _overlaps(self) -> dict[AttributePath, str]:
         """Returns the paths of new arrays that share memory with another array, as views do."""
-        arrays = [
+        new_arrays = [
             (path, value)
             for path, value in zip(self._new_paths, self._new_values, strict=True)
             if isinstance(value, np.ndarray)
@@ -413,11 +419,11 @@ class _Comparison:
             if isinstance(value, np.ndarray):
                 by_memory.setdefault(_memory_of(value), []).append(value)
         lost_types = {}
-        for path, value in arrays:
-            neighbours = by_memory.setdefault(_memory_of(value), [])
-            if any(np.may_share_memory(value, neighbour) for neighbour in neighbours):
+        for path, value in new_arrays:
+            sharing_arrays = by_memory.setdefault(_memory_of(value), [])
+            if any(np.may_share_memory(value, neighbour) for neighbour in sharing_arrays):
                 lost_types[path] = "an array that shares the memory of another"
-            neighbours.append(value)
+            sharing_arrays.append(value)
         return lost_types
 
 
@@ -439,7 +445,7 @@ def _memory_of(array: np.ndarray) -> int:
 
 
 def _shape(content: Packed) -> tuple[np.dtype[Any], tuple[int, ...]] | None:
-    """Returns the dtype and shape of a packed array; None for any other content."""
+    """Returns the dtype and shape of a packed array, or None for any other content."""
     if content.tree != ["ndarray"]:
         return None
     [array] = content.arrays
@@ -463,7 +469,7 @@ def _equal(present: Any, value: Any) -> bool:
 
 
 def _no_reference(value: Any) -> NoReturn:
-    """Raises Unkeepable for any object, where references are not allowed."""
+    """Raises Unkeepable for any object, since the packed value may not contain references."""
     raise Unkeepable(type(value).__name__)
 
 

@@ -1,5 +1,5 @@
-"""Trial of the wrapped strategy before the first round. A synthetic reply shows whether the
-strategy moves the model.
+"""Trial of the wrapped strategy before the first round, which finds strategies that cannot be
+wrapped. A synthetic reply shows whether the strategy moves the model.
 """
 
 import contextlib
@@ -62,8 +62,8 @@ def next_model(
     """
     weight_record = MetricRecord({getattr(strategy, "weighted_by_key", "num-examples"): 1.0})
     record_key = getattr(strategy, "arrayrecord_key", "arrays")
-    content = RecordDict({record_key: as_record(reply), "metrics": weight_record})
-    arrays, _ = strategy.aggregate_train(t + 1, [Message(content, 0, MessageType.TRAIN)])
+    reply_content = RecordDict({record_key: as_record(reply), "metrics": weight_record})
+    arrays, _ = strategy.aggregate_train(t + 1, [Message(reply_content, 0, MessageType.TRAIN)])
     if arrays is None:
         return None
     model_by_name = in_order(floats(arrays), list(model))
@@ -76,14 +76,14 @@ def next_model(
 
 
 def step(strategy: Strategy, t: int, model: Model, mean: Sequence[np.ndarray]) -> ArrayRecord:
-    """Makes the strategy's step of round t, and returns its next model. The strategy gets one reply
-    of weight 1, the model plus the released mean.
+    """Lets the strategy make its step of round t with the noisy mean update, and returns its next
+    model. The strategy gets one reply of weight 1, the model plus the released mean.
     """
-    reply = {
+    synthetic_reply = {
         name: (array + change).astype(array.dtype)
         for (name, array), change in zip(model.items(), mean, strict=True)
     }
-    model_by_name = next_model(strategy, t, model, reply)
+    model_by_name = next_model(strategy, t, model, synthetic_reply)
     if model_by_name is None:
         log.warning("fedmf: the strategy returns no model after round %d: it stays", t + 1)
         model_by_name = dict(model)
@@ -108,35 +108,35 @@ def try_strategy(strategy: Strategy, t: int, model: Model) -> dict[AttributePath
     Raises:
       ValueError: the model does not move in round 0, or the strategy fails.
     """
-    state = StrategyState(strategy)
-    iterators = iterators_of(state)
+    strategy_state = StrategyState(strategy)
+    iterator_types = iterators_of(strategy_state)
     lost_types: dict[AttributePath, str] = {}
     # The reply must differ from the model after rounding to every float type, and must not
     # overflow.
-    reply = {name: (x + np.abs(x) / 4 + 1).astype(x.dtype) for name, x in model.items()}
-    with state.restored() as watch:
-        if watch is None or iterators:
+    trial_reply = {name: (x + np.abs(x) / 4 + 1).astype(x.dtype) for name, x in model.items()}
+    with strategy_state.restored() as watch:
+        if watch is None or iterator_types:
             log.info(
                 "fedmf: strategy=%s is not tried before the first round, because strategy.%s "
                 "cannot be copied",
                 type(strategy).__name__,
-                attribute_list(iterators or state.opaque),
+                attribute_list(iterator_types or strategy_state.opaque),
             )
-            return iterators
+            return iterator_types
         try:
             with _quiet():
-                reason = _fault_of(strategy, t, model, reply)
-            lost_types = state.changes().lost | watch.changed()
-        except Exception as error:  # The strategy may raise any error.
-            reason = text_of(error)
-    if reason:
-        raise ValueError(refusal_of(strategy, reason))
+                refusal_reason = _fault_of(strategy, t, model, trial_reply)
+            lost_types = strategy_state.changes().lost | watch.changed()
+        except Exception as error:  # Any error is caught, because the strategy is code of the user.
+            refusal_reason = text_of(error)
+    if refusal_reason:
+        raise ValueError(refusal_of(strategy, refusal_reason))
     return lost_types
 
 
 def _fault_of(strategy: Strategy, t: int, model: Model, reply: Model) -> str:
-    """Tries the strategy for some rounds. Returns a phrase on what is wrong with its next model;
-    empty if nothing is.
+    """Tries the strategy for some rounds, and returns a phrase on what is wrong with its next
+    model, which is empty if nothing is.
 
     A schedule may begin with a learning rate of 0, so that a strategy has some rounds to move the
     model. In a resumed run, which has moved the model before, it need not move.
@@ -145,8 +145,10 @@ def _fault_of(strategy: Strategy, t: int, model: Model, reply: Model) -> str:
         model_by_name = next_model(strategy, number, model, reply)
         if model_by_name is None:
             return "it returns no model"
-        is_lost = (np.isfinite(model[name]) & ~np.isfinite(model_by_name[name]) for name in model)
-        if any(map(np.any, is_lost)):
+        becomes_not_finite = (
+            np.isfinite(model[name]) & ~np.isfinite(model_by_name[name]) for name in model
+        )
+        if any(map(np.any, becomes_not_finite)):
             return "the next model has entries that are not finite"
         is_unchanged = all(
             np.array_equal(model[name], model_by_name[name], equal_nan=True) for name in model
@@ -183,13 +185,13 @@ def attribute_list(attributes: Mapping[AttributePath, str]) -> str:
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Mutes the log inside the block, and restores the global random generators at its end."""
-    level = log.level
+    log_level = log.level
     numpy_state = np.random.get_state()  # noqa: NPY002 (programs may use it)
     python_state = random.getstate()
     log.setLevel(logging.ERROR)
     try:
         yield
     finally:
-        log.setLevel(level)
+        log.setLevel(log_level)
         np.random.set_state(numpy_state)  # noqa: NPY002 (programs may use it)
         random.setstate(python_state)

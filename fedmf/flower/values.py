@@ -17,7 +17,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord
 # Kinds of numpy dtypes that a file without pickles can hold.
 _ENTRIES = "biufcSUMm"
 _BLOCK = 1 << 20  # Number of bytes that are compared at a time.
-# A function that returns a reference in JSON to an object, or raises Unkeepable.
+
+# The type of a function that returns a JSON reference to an object, or raises Unkeepable.
 Refer = Callable[[Any], Any]
 
 
@@ -42,7 +43,7 @@ class Packed(NamedTuple):
         return all(map(_same_bits, self.arrays, packed.arrays))
 
     def copied(self) -> "Packed":
-        """Returns a copy with arrays of its own."""
+        """Returns a copy of the packed value that shares no arrays with it."""
         return Packed(self.tree, [array.copy() for array in self.arrays])
 
 
@@ -52,8 +53,8 @@ def _same_bits(first: np.ndarray, second: np.ndarray) -> bool:
         return False
     first_bytes = bytes_of(first)
     second_bytes = bytes_of(second)
-    blocks = (slice(start, start + _BLOCK) for start in range(0, len(first_bytes), _BLOCK))
-    return all(np.array_equal(first_bytes[block], second_bytes[block]) for block in blocks)
+    byte_ranges = (slice(start, start + _BLOCK) for start in range(0, len(first_bytes), _BLOCK))
+    return all(np.array_equal(first_bytes[block], second_bytes[block]) for block in byte_ranges)
 
 
 def bytes_of(array: np.ndarray) -> np.ndarray:
@@ -62,7 +63,7 @@ def bytes_of(array: np.ndarray) -> np.ndarray:
 
 
 class _Kind(NamedTuple):
-    """The conversion of values of one type to a list of items, and back to a value.
+    """The conversion of values of one type to a list of items and back.
 
     Attributes:
       type: type of the values.
@@ -99,20 +100,20 @@ def _thawed(value: Any) -> Any:
 
 def _generator(items: list[Any]) -> np.random.Generator:
     """Returns a new random generator of the kind that a packed state names."""
-    state = _thawed(items[0])
-    return np.random.Generator(getattr(np.random, state["bit_generator"])())
+    generator_state = _thawed(items[0])
+    return np.random.Generator(getattr(np.random, generator_state["bit_generator"])())
 
 
 _FACTORIES = {"int": int, "float": float, "list": list, "dict": dict, "set": set, "NoneType": None}
 
 
 def _factory_of(value: collections.defaultdict[Any, Any]) -> Any:
-    """Returns the factory of a defaultdict: the name of a built-in type, or any other factory
-    itself.
+    """Returns the name of a defaultdict's factory if it is a built-in type, and otherwise the
+    factory itself.
     """
-    name = getattr(value.default_factory, "__name__", "NoneType")
-    is_built_in = _FACTORIES.get(name, value) is value.default_factory
-    return name if is_built_in else value.default_factory
+    factory_name = getattr(value.default_factory, "__name__", "NoneType")
+    is_built_in = _FACTORIES.get(factory_name, value) is value.default_factory
+    return factory_name if is_built_in else value.default_factory
 
 
 def _fill_default_dict(value: collections.defaultdict[Any, Any], items: list[Any]) -> None:
@@ -205,8 +206,8 @@ _PLAIN = (type(None), int, str)
 
 def is_mutable(value: Any) -> bool:
     """Returns whether a value is mutable, and a file can hold its content."""
-    kind = _KIND_BY_TYPE.get(type(value))
-    return _is_array(value) or (kind is not None and kind.fill is not None)
+    conversion = _KIND_BY_TYPE.get(type(value))
+    return _is_array(value) or (conversion is not None and conversion.fill is not None)
 
 
 def _is_array(value: Any) -> bool:
@@ -218,9 +219,11 @@ def is_immutable(value: Any) -> bool:
     """Returns whether a value is immutable. Such a value is packed with references to the mutable
     values that it holds.
     """
-    kind = type(value)
-    is_of_kind = kind in _KIND_BY_TYPE and _KIND_BY_TYPE[kind].fill is None
-    return kind in _PLAIN or is_of_kind or kind is Array or isinstance(value, np.generic)
+    value_type = type(value)
+    is_of_kind = value_type in _KIND_BY_TYPE and _KIND_BY_TYPE[value_type].fill is None
+    return (
+        value_type in _PLAIN or is_of_kind or value_type is Array or isinstance(value, np.generic)
+    )
 
 
 def items_of(value: Any) -> Iterator[tuple[str, Any]]:
@@ -253,18 +256,20 @@ def pack_value(value: Any, refer: Refer) -> Packed:
 
 def _packed(value: Any, arrays: list[np.ndarray], refer: Refer) -> Any:
     """Returns a value as a JSON tree, and appends its arrays to `arrays`."""
-    kind = type(value)
-    if kind in _PLAIN:
+    value_type = type(value)
+    if value_type in _PLAIN:
         return value
     if isinstance(value, np.generic) and value.dtype.kind in _ENTRIES:
         arrays.append(np.array(value))
         return ["scalar", len(arrays) - 1]
-    if kind is Array:
+    if value_type is Array:
         arrays.append(_array_of(value))
         return ["Array", len(arrays) - 1]
-    if is_immutable(value) and kind in _KIND_BY_TYPE:
-        items = (_packed(item, arrays, refer) for item in _KIND_BY_TYPE[kind].items(value))
-        return [kind.__name__, *items]
+    if is_immutable(value) and value_type in _KIND_BY_TYPE:
+        packed_items = (
+            _packed(item, arrays, refer) for item in _KIND_BY_TYPE[value_type].items(value)
+        )
+        return [value_type.__name__, *packed_items]
     return refer(value)
 
 
@@ -289,10 +294,10 @@ def content_of(value: Any, refer: Refer) -> Packed:
     """
     if _is_array(value):
         return Packed(["ndarray"], [value])
-    kind = _KIND_BY_TYPE[type(value)]
+    conversion = _KIND_BY_TYPE[type(value)]
     arrays: list[np.ndarray] = []
-    items = [_packed(item, arrays, refer) for item in kind.items(value)]
-    return Packed([kind.type.__name__, *items], arrays)
+    packed_items = [_packed(item, arrays, refer) for item in conversion.items(value)]
+    return Packed([conversion.type.__name__, *packed_items], arrays)
 
 
 Resolve = Callable[[list[Any]], Any]
@@ -319,36 +324,36 @@ def _unpacked(tree: Any, arrays: list[np.ndarray], resolve: Resolve) -> Any:
 
 
 def empty_value(packed: Packed) -> Any:
-    """Returns an empty mutable value of the type that this content has, for `fill`."""
+    """Returns an empty mutable value of the type of a packed content, which `fill` then fills."""
     name, *items = packed.tree
     if name == "ndarray":
         return np.empty_like(packed.arrays[0])
-    # The first item may be a maxlen or the kind of a generator. References in it are not needed
-    # yet.
-    first_item = [_unpacked(item, packed.arrays, _resolve_to_none) for item in items[:1]]
-    return _KIND_BY_TYPE[_TYPE_BY_NAME[name]].empty(first_item)
+    # The first item may be the maxlen of a deque or the kind of a generator. References in it are
+    # not needed to create the empty value.
+    first_items = [_unpacked(item, packed.arrays, _resolve_to_none) for item in items[:1]]
+    return _KIND_BY_TYPE[_TYPE_BY_NAME[name]].empty(first_items)
 
 
 def _resolve_to_none(tree: list[Any]) -> None:
-    """Returns None for a reference, whatever object it stands for."""
+    """Returns None for any reference to an object."""
 
 
 def fill(value: Any, packed: Packed, resolve: Resolve) -> bool:
-    """Gives a mutable value this content. Returns False if its type or shape does not allow
-    that.
+    """Replaces the content of a mutable value by a packed content. Returns False if its type or
+    shape does not allow that.
     """
     name, *items = packed.tree
     if name == "ndarray":
         [content] = packed.arrays
-        is_fitting = _is_array(value) and (value.dtype, value.shape) == (
+        has_same_layout = _is_array(value) and (value.dtype, value.shape) == (
             content.dtype,
             content.shape,
         )
-        if is_fitting and not _same_bits(value, content):
+        if has_same_layout and not _same_bits(value, content):
             value[...] = content
-        return is_fitting
-    kind = _KIND_BY_TYPE[_TYPE_BY_NAME[name]]
-    if type(value) is not kind.type or kind.fill is None:
+        return has_same_layout
+    conversion = _KIND_BY_TYPE[_TYPE_BY_NAME[name]]
+    if type(value) is not conversion.type or conversion.fill is None:
         return False
-    kind.fill(value, [_unpacked(item, packed.arrays, resolve) for item in items])
+    conversion.fill(value, [_unpacked(item, packed.arrays, resolve) for item in items])
     return True

@@ -9,7 +9,8 @@ from fedmf.flower.state import AttributePath
 
 
 class Watch:
-    """A watch of objects whose state cannot be read. It compares digests of their pickles.
+    """Detector of changes in objects whose state cannot be read, which compares digests of their
+    pickles.
 
     Args:
       objects: objects by their addresses.
@@ -33,7 +34,7 @@ class Watch:
 
 
 class _DigestFile:
-    """A file that keeps only a digest of what is written to it, because objects may be as large as
+    """A writable file that stores only a digest of its content, because objects may be as large as
     a data set.
     """
 
@@ -41,16 +42,16 @@ class _DigestFile:
         self.digest = hashlib.sha256()
 
     def write(self, content: Any) -> None:
-        """Adds content to the digest."""
+        """Adds content to the digest of the file."""
         self.digest.update(content)
 
 
 def _pickle_digest(value: Any) -> bytes | None:
-    """Returns the digest of an object's pickle; None if the object cannot be pickled."""
-    file = _DigestFile()
+    """Returns the digest of an object's pickle, or None if the object cannot be pickled."""
+    digest_file = _DigestFile()
     try:
-        pickle.Pickler(file).dump(value)
-        return file.digest.digest()
+        pickle.Pickler(digest_file).dump(value)
+        return digest_file.digest.digest()
     # The pickle fails for objects such as locks, files and connections.
     except Exception:
         return None

@@ -33,12 +33,13 @@ class WrappedStrategy:
         self.strategy = strategy
         self.state = StrategyState(strategy)
         self.is_tried = False
-        self._watch: Watch | None = None  # Watches objects whose state a folder cannot hold.
-        # This attribute is None outside of an evaluation.
+        # This attribute detects changes in objects whose state a folder cannot hold. It is None
+        # outside of an evaluation.
+        self._watch: Watch | None = None
         self._state_before_evaluation: State | None = None
 
     def begin(self, *, has_folder: bool) -> None:
-        """Takes the present state of the strategy as its initial state."""
+        """Records the current state of the strategy as its initial state."""
         self.state = StrategyState(self.strategy)
         self._watch = self.state.watch() if has_folder else None
 
@@ -99,15 +100,15 @@ class WrappedStrategy:
         """
         self._state_before_evaluation = self.state.changes().state
         patient_grid: Any = PatientGrid(grid, seconds)
-        model = copy_of(arrays)
-        return list(self.strategy.configure_evaluate(number, model, config, patient_grid))
+        model_copy = copy_of(arrays)
+        return list(self.strategy.configure_evaluate(number, model_copy, config, patient_grid))
 
     def evaluate(self, number: int, replies: Sequence[Message]) -> EvaluationResult:
         """Lets the strategy aggregate the replies of an evaluation, and returns metrics and counts
         of dropped replies.
         """
-        state = self.state.changes().state
-        return evaluate(self.strategy, number, replies, lambda: self.state.rewind(state))
+        state_before = self.state.changes().state
+        return evaluate(self.strategy, number, replies, lambda: self.state.rewind(state_before))
 
     def end_evaluation(self) -> None:
         """Ends an evaluation, and keeps the changes that it made in the strategy."""

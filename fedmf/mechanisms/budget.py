@@ -25,8 +25,8 @@ _NUM_BINS = 10
 
 def pair_costs(mechanism: Mechanism) -> np.ndarray:
     """Returns the absolute values of the entries of X = C^T C, where C is the encoder, float64
-    (rounds, rounds). Entry [s, t] is the joint cost of rounds s and t. Entry [s, t] is the cost of
-    the pair of rounds s and t, and entry [t, t] the cost of round t alone.
+    (rounds, rounds). Entry [s, t] is the cost of the pair of rounds s and t, and entry [t, t] the
+    cost of round t alone.
     """
     checks.fits_in_memory("the costs of pairs of rounds", (mechanism.rounds, mechanism.rounds))
     encoder = mechanism.encoder()

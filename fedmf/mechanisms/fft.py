@@ -29,8 +29,8 @@ PRECISION = 1e-7
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class FFTMechanism(Mechanism):
-    """The mechanism for prefix sums whose encoder is a real-valued Fourier transform. Its source is
-    the multi-epoch paper, Choquette-Choo et al. 2022, Sec. 4 and App. K.
+    """The mechanism that factorizes the prefix sums by a real-valued Fourier transform. Its source
+    is the multi-epoch paper, Choquette-Choo et al. 2022, Sec. 4 and App. K.
 
     Prefix sums are the top left block of a circulant of twice their size, S = P F* Sigma F E, with
     F the unitary DFT of 2n points, E padding by n zeros, P the first n entries, and Sigma the DFT
@@ -73,8 +73,9 @@ class FFTMechanism(Mechanism):
     decoder: str = fields.choice("optimal", "", lambda: DECODERS)
 
     def encoder(self) -> np.ndarray:
-        """Returns the encoder C, which is real and float64. With decoder "plain" it is C_F, float64
-        (2 * rounds, rounds). With "optimal" it is C, float64 (rounds, rounds), lower-triangular.
+        """Returns the encoder, whose shape depends on the decoder. With decoder "plain" it is C_F,
+        float64 (2 * rounds, rounds). With "optimal" it is C, float64 (rounds, rounds),
+        lower-triangular.
         """
         n = self.rounds
         if self.decoder == "plain":

@@ -1,5 +1,5 @@
-"""The block form of a noise stream: noise vectors are computed for a block of rounds at a time, and
-a state of a few rows carries over to the next block.
+"""The block form of a noise stream, which computes the noise vectors of a block of rounds at a
+time. A state of a few rows carries over to the next block.
 """
 
 import dataclasses
@@ -11,18 +11,16 @@ import scipy.linalg
 
 from fedmf.noise.stream import NoiseStream
 
-# A compressed noise matrix N + E has an error E. It is the inverse of the encoder (I + C E)^-1 C,
-# whose sensitivity is at most that of C times 1 / (1 - ||C E||). The norm ||C E|| may be at most
-# this, less than a rounding error of float32.
+# Largest norm ||C E|| of the error E of a compressed noise matrix N + E, less than a rounding error
+# of float32. The sensitivity grows by a factor of at most 1 / (1 - ||C E||).
 MAX_DEVIATION = 1e-7
-# Singular values below a threshold are dropped. These are the thresholds that are tried, in this
-# order, relative to the largest entry of the noise matrix N.
+# Thresholds below which singular values are dropped, relative to the largest entry of the noise
+# matrix N. They are tried in this order.
 _CUTS = (1e-8, 1e-9, 1e-10, 1e-11, 1e-12, 1e-13)
 # Two singular values count as equal if their relative difference is below this number.
 _EQUAL = 1e-6
-# The first projection whose length is at least this fraction of the longest one is accepted.
-# Because the fraction is not a round number, two lengths hardly ever have exactly this ratio, and
-# rounding does not decide.
+# The first projection whose length is at least this fraction of the longest one is accepted. Two
+# lengths hardly ever have exactly this odd ratio, so that rounding does not affect the choice.
 _ACCEPTED_LENGTH = 0.6137
 
 
@@ -83,10 +81,15 @@ class BlockForm:
         S = np.zeros((self.first_width, 0))
         for b, (start, stop) in enumerate(itertools.pairwise(self.bounds)):
             M = self.matrix(b)
-            count = stop - start
-            N[start:stop, :start] = M[:count, count:] @ S
-            N[start:stop, start:stop] = M[:count, :count]
-            S = np.hstack([M[count:, count:] @ S, M[count:, :count]])
+            num_block_rounds = stop - start
+            N[start:stop, :start] = M[:num_block_rounds, num_block_rounds:] @ S
+            N[start:stop, start:stop] = M[:num_block_rounds, :num_block_rounds]
+            S = np.hstack(
+                [
+                    M[num_block_rounds:, num_block_rounds:] @ S,
+                    M[num_block_rounds:, :num_block_rounds],
+                ]
+            )
         return N
 
 
@@ -109,12 +112,12 @@ def growing_blocks(rounds: int, longest: int) -> tuple[int, ...]:
     >>> growing_blocks(20, 4)
     (0, 1, 2, 4, 8, 12, 16, 20)
     """
-    bounds = [0]
-    length = 1
-    while length < longest and bounds[-1] + length < rounds:
-        bounds.append(bounds[-1] + length)
-        length = min(bounds[-1], longest)
-    return (*bounds, *range(bounds[-1] + length, rounds, length), rounds)
+    block_bounds = [0]
+    block_length = 1
+    while block_length < longest and block_bounds[-1] + block_length < rounds:
+        block_bounds.append(block_bounds[-1] + block_length)
+        block_length = min(block_bounds[-1], longest)
+    return (*block_bounds, *range(block_bounds[-1] + block_length, rounds, block_length), rounds)
 
 
 def block_form(
@@ -174,14 +177,14 @@ class _StreamMatrices:
             with np.errstate(all="ignore"):
                 matrix = self._stream.block(start, stop)
             matrix.setflags(write=False)
-            # Both are set in one assignment, so that they belong together even if an interrupt
-            # comes.
+            # The coefficients and their matrix are cached in one assignment, so that an interrupt
+            # cannot separate them.
             self._cached = (coefficients, matrix)
         return matrix
 
 
 def with_small_first_states(form: BlockForm) -> BlockForm:
-    """Returns a block form with the same blocks, but with smaller states in the first rounds.
+    """Returns a block form with the same blocks, whose state has at most one row per earlier round.
 
     While there are fewer draws than rows of a state, the draws themselves are the state, those of
     the newest block first. The first blocks have few rounds, and each of them would otherwise read
@@ -190,17 +193,18 @@ def with_small_first_states(form: BlockForm) -> BlockForm:
     if form.is_rolling:
         return form
     first_matrices = []
-    # The state S_b is a linear function of the draws so far: S_b = state_of_draws @ draws.
+    # The state S_b before block b is a linear function of the draws so far, S_b = state_of_draws @
+    # draws.
     state_of_draws = np.zeros((form.first_width, 0))
     for b, (start, stop) in enumerate(itertools.pairwise(form.bounds)):
         M = form.matrix(b)
-        count = stop - start
-        M = np.hstack([M[:, :count], M[:, count:] @ state_of_draws])
-        state_of_draws = M[count:]
+        num_block_rounds = stop - start
+        M = np.hstack([M[:, :num_block_rounds], M[:, num_block_rounds:] @ state_of_draws])
+        state_of_draws = M[num_block_rounds:]
         if len(state_of_draws) <= stop:
             first_matrices.append(M)
             break
-        first_matrices.append(np.concatenate([M[:count], np.eye(stop)]))
+        first_matrices.append(np.concatenate([M[:num_block_rounds], np.eye(stop)]))
 
     def matrix(b: int) -> np.ndarray:
         return first_matrices[b] if b < len(first_matrices) else form.matrix(b)
@@ -212,17 +216,21 @@ def _compress(N: np.ndarray, bounds: tuple[int, ...], max_width: int) -> BlockFo
     """Returns the block form of a compressed noise matrix N, or None if the compression needs
     states of more than `max_width` rows.
     """
-    counts = np.diff(bounds).tolist()
+    rounds_per_block = np.diff(bounds).tolist()
     for cut in _CUTS:
-        matrices = _truncated_matrices(N, bounds, max_width, cut * float(np.abs(N).max()))
+        block_matrices = _truncated_matrices(N, bounds, max_width, cut * float(np.abs(N).max()))
         # A smaller threshold for singular values would need an even wider state, so no further
         # threshold is tried.
-        if matrices is None:
+        if block_matrices is None:
             return None
-        width = max(len(M) - count for M, count in zip(matrices, counts, strict=True))
-        form = BlockForm(bounds=bounds, width=width, matrix=matrices.__getitem__)
-        if deviation(form.noising(), N) <= MAX_DEVIATION:
-            return form
+        state_width = max(
+            len(M) - count for M, count in zip(block_matrices, rounds_per_block, strict=True)
+        )
+        compressed_form = BlockForm(
+            bounds=bounds, width=state_width, matrix=block_matrices.__getitem__
+        )
+        if deviation(compressed_form.noising(), N) <= MAX_DEVIATION:
+            return compressed_form
     return None
 
 
@@ -230,8 +238,10 @@ def deviation(approximation: np.ndarray, N: np.ndarray) -> float:
     """Returns the Frobenius norm of C E, where E = approximation - N is the error and C = N^-1 the
     encoder.
     """
-    CE = scipy.linalg.solve_triangular(N, approximation - N, lower=True, check_finite=False)
-    return float(np.linalg.norm(CE))
+    encoded_error = scipy.linalg.solve_triangular(
+        N, approximation - N, lower=True, check_finite=False
+    )
+    return float(np.linalg.norm(encoded_error))
 
 
 def _truncated_matrices(
@@ -244,24 +254,24 @@ def _truncated_matrices(
     the number of rows of the state S_b.
     """
     n = len(N)
-    # This is N[s:, :s], the effect of earlier draws on later rounds, in the coordinates of the
-    # state S_b.
+    # The effect of earlier draws on later rounds, N[s:, :s], in the coordinates of the state that
+    # carries over.
     needed_columns = np.zeros((n, 0))
-    matrices = []
+    block_matrices = []
     for s, e in itertools.pairwise(bounds):
-        block = np.hstack([N[s:e, s:e], needed_columns[: e - s]])
+        block_columns = np.hstack([N[s:e, s:e], needed_columns[: e - s]])
         if e == n:
-            matrices.append(block)
+            block_matrices.append(block_columns)
             break
         next_rows = np.hstack([N[e:, s:e], needed_columns[e - s :]])
         U, values, V = scipy.linalg.svd(next_rows, full_matrices=False, check_finite=False)
-        r = int((values > cut).sum())
-        if r > max_width:
+        state_width = int((values > cut).sum())
+        if state_width > max_width:
             return None
-        rotation = _canonical_rotation(values[:r], V[:r])
-        needed_columns = (U[:, :r] * values[:r]) @ rotation.T
-        matrices.append(np.vstack([block, rotation @ V[:r]]))
-    return matrices
+        rotation = _canonical_rotation(values[:state_width], V[:state_width])
+        needed_columns = (U[:, :state_width] * values[:state_width]) @ rotation.T
+        block_matrices.append(np.vstack([block_columns, rotation @ V[:state_width]]))
+    return block_matrices
 
 
 def _canonical_rotation(values: np.ndarray, right: np.ndarray) -> np.ndarray:
@@ -278,17 +288,19 @@ def _canonical_rotation(values: np.ndarray, right: np.ndarray) -> np.ndarray:
       values: decreasing singular values, (r,).
       right: their right singular vectors, orthonormal rows (r, m).
     """
-    r = len(values)
-    rotation = np.zeros((r, r))
+    num_vectors = len(values)
+    rotation = np.zeros((num_vectors, num_vectors))
     group_starts = np.flatnonzero(values[1:] < (1 - _EQUAL) * values[:-1]) + 1
-    for start, end in zip([0, *group_starts], [*group_starts, r], strict=True):
-        # Each column is the projection of a unit vector onto the part of the space that the new
-        # basis does not span yet.
+    for start, end in zip([0, *group_starts], [*group_starts, num_vectors], strict=True):
+        # Each column of `projections` is the projection of a unit vector onto the part of the space
+        # that the new basis does not span yet.
         projections = right[start:end].copy()
         for i in range(start, end):
-            lengths = np.linalg.norm(projections, axis=0)
-            column = int(np.argmax(lengths >= _ACCEPTED_LENGTH * lengths.max()))
-            axis = projections[:, column] / lengths[column]
-            rotation[i, start:end] = axis
-            projections -= np.outer(axis, axis @ projections)
+            projection_lengths = np.linalg.norm(projections, axis=0)
+            longest_column = int(
+                np.argmax(projection_lengths >= _ACCEPTED_LENGTH * projection_lengths.max())
+            )
+            basis_vector = projections[:, longest_column] / projection_lengths[longest_column]
+            rotation[i, start:end] = basis_vector
+            projections -= np.outer(basis_vector, basis_vector @ projections)
     return rotation

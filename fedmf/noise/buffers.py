@@ -11,8 +11,9 @@ from fedmf import checks, fields
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Buffers:
-    """A recipe for the rows x_t of N Z, where N is the noise matrix and row t of Z is the draw z_t.
-    Each row is computed from the last w draws and from q running sums (buffers) of older draws.
+    """A recipe that computes the noise vectors x_t, the rows of N Z, from running sums of the
+    draws, where N is the noise matrix and row t of Z is the draw z_t. Each row is computed from the
+    last w draws and from q running sums (buffers) of older draws.
 
         S(t) = decay * S(t-1) + write[t-w] z_(t-w)                  S(t) = 0 for t < w
         x_t  = sum_(j<w) window[t, j] z_(t-j) + read[t] . S(t)
@@ -53,31 +54,31 @@ class Buffers:
     feedback: bool = False
 
     def __post_init__(self) -> None:
-        window = checks.finite_array("window", self.window, ndim=2)
-        n, w = window.shape
-        if w > n or np.triu(window[:w], 1).any():
+        window_array = checks.finite_array("window", self.window, ndim=2)
+        n, w = window_array.shape
+        if w > n or np.triu(window_array[:w], 1).any():
             raise ValueError(
-                f"window of shape {window.shape} reaches before round 0: use at most {n} "
+                f"window of shape {window_array.shape} reaches before round 0: use at most {n} "
                 "columns, [t, j] = 0 for j > t"
             )
         if self.feedback and w != 1:
             raise ValueError(
                 f"feedback={self.feedback} with a window of {w} columns: pass a window of one"
             )
-        decay = np.asarray(self.decay, dtype=np.float64)
-        q = decay.size
-        arrays = {"window": window, "decay": decay}
+        decay_vector = np.asarray(self.decay, dtype=np.float64)
+        q = decay_vector.size
+        field_arrays = {"window": window_array, "decay": decay_vector}
         for name in ("read", "write"):
-            arrays[name] = np.asarray(getattr(self, name), dtype=np.float64)
-            if arrays[name].shape != (n, q):
+            field_arrays[name] = np.asarray(getattr(self, name), dtype=np.float64)
+            if field_arrays[name].shape != (n, q):
                 raise ValueError(
-                    f"{name} has shape {arrays[name].shape}: pass ({n}, {q}), "
+                    f"{name} has shape {field_arrays[name].shape}: pass ({n}, {q}), "
                     "as window and decay say"
                 )
-        for name, value in arrays.items():
+        for name, value in field_arrays.items():
             if not np.isfinite(value).all():
                 raise ValueError(f"{name} holds numbers that are not finite: replace them")
-        fields.set_fields(self, arrays)
+        fields.set_fields(self, field_arrays)
 
     @property
     def rounds(self) -> int:
@@ -101,16 +102,20 @@ class Buffers:
         """
         q = len(self.decay)
         w = self.window.shape[1]
-        sums = state[:q]
-        # The draws are z_t, z_(t-1), ..., the newest first.
+        buffer_sums = state[:q]
+        # The recent draws are z_t, z_(t-1) and so on, the newest first.
         recent_draws = np.concatenate([z[None], state[q:]])
-        x = _weighted_sum(self.window[t], recent_draws) + _weighted_sum(self.read[t], sums)
+        noise_vector = _weighted_sum(self.window[t], recent_draws) + _weighted_sum(
+            self.read[t], buffer_sums
+        )
         if t + 1 >= w:
-            # In this round the draw z_(t+1-w) leaves the window and enters the sums. With
+            # In round t the draw z_(t+1-w) leaves the window and enters the running sums. With
             # `feedback`, the noise vector of round t enters the sums instead.
-            entering_row = x if self.feedback else recent_draws[-1]
-            sums = (self.decay * sums.T).T + np.multiply.outer(self.write[t + 1 - w], entering_row)
-        return x, np.concatenate([sums, recent_draws[:-1]])
+            entering_row = noise_vector if self.feedback else recent_draws[-1]
+            buffer_sums = (self.decay * buffer_sums.T).T + np.multiply.outer(
+                self.write[t + 1 - w], entering_row
+            )
+        return noise_vector, np.concatenate([buffer_sums, recent_draws[:-1]])
 
     def block(self, start: int, stop: int) -> np.ndarray:
         """Returns the matrix M that computes a block of rounds at once, float64 (rounds + width,
@@ -126,67 +131,68 @@ class Buffers:
         """
         q = len(self.decay)
         w = self.window.shape[1]
-        count = stop - start
+        num_rounds = stop - start
         window, read, write = self.coefficients(start, stop)
-        powers = self.decay ** np.arange(count + 1)[:, None]
-        rows, columns = np.tril_indices(count, -1)
-        through_sums = np.zeros((count, count))
+        decay_powers = self.decay ** np.arange(num_rounds + 1)[:, None]
+        rows, columns = np.tril_indices(num_rounds, -1)
+        through_sums = np.zeros((num_rounds, num_rounds))
         through_sums[rows, columns] = np.einsum(
-            "eq,eq,eq->e", read[rows], powers[rows - 1 - columns], write[columns]
+            "eq,eq,eq->e", read[rows], decay_powers[rows - 1 - columns], write[columns]
         )
-        from_sums = read * powers[:-1]
-        into_sums = (powers[:-1][::-1] * write).T
-        M = np.zeros((count + self.width, count + self.width))
+        from_sums = read * decay_powers[:-1]
+        into_sums = (decay_powers[:-1][::-1] * write).T
+        M = np.zeros((num_rounds + self.width, num_rounds + self.width))
         if self.feedback:
-            right = np.hstack([np.diag(window[:, 0]), from_sums])
-            M[:count] = scipy.linalg.solve_triangular(
-                np.eye(count) - through_sums, right, lower=True, check_finite=False
+            combined_columns = np.hstack([np.diag(window[:, 0]), from_sums])
+            M[:num_rounds] = scipy.linalg.solve_triangular(
+                np.eye(num_rounds) - through_sums, combined_columns, lower=True, check_finite=False
             )
-            M[count:] = into_sums @ M[:count]
-            M[count:, count:] += np.diag(powers[-1])
+            M[num_rounds:] = into_sums @ M[:num_rounds]
+            M[num_rounds:, num_rounds:] += np.diag(decay_powers[-1])
             return M
-        rows_from_y = np.zeros((count, w - 1 + count))
-        rows_from_y[:, :count] = through_sums
+        rows_from_y = np.zeros((num_rounds, w - 1 + num_rounds))
+        rows_from_y[:, :num_rounds] = through_sums
         for j in range(w):
-            rows_from_y[np.arange(count), np.arange(count) + w - 1 - j] += window[:, j]
-        # In the state the newest draw comes first, and in y it comes last. So the columns are
-        # reversed.
-        M[:count] = np.hstack(
+            rows_from_y[np.arange(num_rounds), np.arange(num_rounds) + w - 1 - j] += window[:, j]
+        # The state stores the newest draw first, but the vector y stores it last. So the columns
+        # are reversed.
+        M[:num_rounds] = np.hstack(
             [rows_from_y[:, w - 1 :], from_sums, rows_from_y[:, : w - 1][:, ::-1]]
         )
-        state_from_y = np.zeros((self.width, w - 1 + count))
-        state_from_y[:q, :count] = into_sums
-        state_from_y[q + np.arange(w - 1), w - 2 + count - np.arange(w - 1)] = 1.0
-        M[count:] = np.hstack(
+        state_from_y = np.zeros((self.width, w - 1 + num_rounds))
+        state_from_y[:q, :num_rounds] = into_sums
+        state_from_y[q + np.arange(w - 1), w - 2 + num_rounds - np.arange(w - 1)] = 1.0
+        M[num_rounds:] = np.hstack(
             [state_from_y[:, w - 1 :], np.zeros((self.width, q)), state_from_y[:, : w - 1][:, ::-1]]
         )
-        M[count : count + q, count : count + q] = np.diag(powers[-1])
+        M[num_rounds : num_rounds + q, num_rounds : num_rounds + q] = np.diag(decay_powers[-1])
         return M
 
     def coefficients(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Returns the rows of `window`, `read` and `write` that rounds start .. stop - 1 use.
+        """Returns the rows of `window`, `read` and `write` that the rounds from start to stop - 1
+        use.
 
         The row of write is that of the draw that enters the sums in the round; 0 if there is none.
         """
         entering_rounds = np.arange(start, stop) + 1 - self.window.shape[1]
-        write = np.where(entering_rounds[:, None] >= 0, self.write[entering_rounds], 0.0)
-        return self.window[start:stop], self.read[start:stop], write
+        write_rows = np.where(entering_rounds[:, None] >= 0, self.write[entering_rounds], 0.0)
+        return self.window[start:stop], self.read[start:stop], write_rows
 
     def first_column(self) -> np.ndarray:
         """Returns the first column of the noise matrix N, float64 (rounds,)."""
         n, w = self.window.shape
-        column = np.empty(n)
-        sums = np.zeros(len(self.decay))
+        first_column = np.empty(n)
+        buffer_sums = np.zeros(len(self.decay))
         for t in range(n):
             from_window = self.window[t, t] if t < w else 0.0
-            column[t] = from_window + self.read[t] @ sums
-            sums = self.decay * sums
+            first_column[t] = from_window + self.read[t] @ buffer_sums
+            buffer_sums = self.decay * buffer_sums
             if t + 1 >= w:
                 # Column 0 of N is the response to a draw of 1 in round 0, after which all draws are
                 # 0. The draw of round t + 1 - w enters the sums in round t.
-                entering_value = column[t] if self.feedback else float(t + 1 == w)
-                sums += self.write[t + 1 - w] * entering_value
-        return column
+                entering_value = first_column[t] if self.feedback else float(t + 1 == w)
+                buffer_sums += self.write[t + 1 - w] * entering_value
+        return first_column
 
     def matrix(self) -> np.ndarray:
         """Returns the noise matrix N, a lower-triangular float64 array of shape (rounds,

@@ -14,9 +14,8 @@ import scipy.linalg
 from fedmf.noise.blocks import BlockForm, block_form, equal_blocks
 from fedmf.noise.stream import NoiseStream
 
-# Float32 draws are recovered from the noise vectors. Recovered draws, whose standard deviation is
-# 1, may have an error of at most this. Most mechanisms of fedmf have errors near 1e-6, and low_rank
-# 3e-5. The error of fft grows with the number of rounds, to 3e-4 at 100,000.
+# Largest error of the standard normal draws that are recovered from float32 noise vectors. Most
+# mechanisms of fedmf have errors near 1e-6, low_rank 3e-5, and fft up to 3e-4 at 100,000 rounds.
 _TOLERANCE = 1e-3
 _NUM_PROBES = 4
 # Number of rounds whose draws are recovered together.
@@ -37,15 +36,18 @@ def check_float32(stream: NoiseStream, form: BlockForm | None = None) -> None:
     Traceback (most recent call last):
     ValueError: the noising matrix is too ill-conditioned for float32, ...
     """
-    z = np.random.default_rng(0).standard_normal((stream.rounds, _NUM_PROBES), np.float32)
+    float32_draws = np.random.default_rng(0).standard_normal(
+        (stream.rounds, _NUM_PROBES), np.float32
+    )
     # If numbers overflow, the error is infinite or NaN, and the check of the error fails.
     with np.errstate(all="ignore"):
-        recovered_draws = _recovered_draws(stream, form, z)
-        error = float(np.abs(recovered_draws - z).max())
-    if not error <= _TOLERANCE:
+        recovered_draws = _recovered_draws(stream, form, float32_draws)
+        max_error = float(np.abs(recovered_draws - float32_draws).max())
+    if not max_error <= _TOLERANCE:
         raise ValueError(
             "the noising matrix is too ill-conditioned for float32, in which its noise is made: it "
-            f"is wrong by {error:.2g}; use a mechanism whose noise has rows of more similar size"
+            f"is wrong by {max_error:.2g}; use a mechanism whose noise has rows of more similar "
+            "size"
         )
 
 
@@ -70,13 +72,15 @@ def _rows_of_run(form: BlockForm, z: np.ndarray) -> np.ndarray:
     """Returns the float32 rows of N z, computed in the same way as in a run, where N is the noise
     matrix.
     """
-    x = z.copy()
-    S = np.zeros((form.first_width, z.shape[1]), np.float32)
+    noise_rows = z.copy()
+    state_rows = np.zeros((form.first_width, z.shape[1]), np.float32)
     for b, (start, stop) in enumerate(itertools.pairwise(form.bounds)):
-        output = form.matrix(b).astype(np.float32) @ np.concatenate([z[start:stop], S])
-        x[start:stop] = output[: stop - start]
-        S = output[stop - start :]
-    return x
+        block_output = form.matrix(b).astype(np.float32) @ np.concatenate(
+            [z[start:stop], state_rows]
+        )
+        noise_rows[start:stop] = block_output[: stop - start]
+        state_rows = block_output[stop - start :]
+    return noise_rows
 
 
 def _invert_recurrence(stream: NoiseStream, x: np.ndarray) -> np.ndarray:
@@ -84,27 +88,29 @@ def _invert_recurrence(stream: NoiseStream, x: np.ndarray) -> np.ndarray:
     C, where N = C^-1.
     """
     assert stream.recurrence is not None
-    z = np.zeros(x.shape)
+    recovered_draws = np.zeros(x.shape)
     for j, diagonal in enumerate(stream.recurrence.T):
-        z[j:] += diagonal[j:, None] * x[: len(x) - j]
-    return z
+        recovered_draws[j:] += diagonal[j:, None] * x[: len(x) - j]
+    return recovered_draws
 
 
 def _invert_buffers(stream: NoiseStream, x: np.ndarray) -> np.ndarray:
     """Returns the draws z, float64, from the rows x of N z that buffers computed, where N is the
     noise matrix. It solves one block of rounds after another.
     """
-    bounds = equal_blocks(stream.rounds, _BLOCK_ROUNDS)
-    form = block_form(stream, bounds=bounds)
-    assert form is not None
-    z = np.zeros(x.shape)
-    S = np.zeros((form.width, x.shape[1]))
-    for b, (start, stop) in enumerate(itertools.pairwise(bounds)):
-        M = form.matrix(b)
-        count = stop - start
-        z[start:stop] = _solve(M[:count, :count], x[start:stop] - M[:count, count:] @ S)
-        S = M[count:] @ np.concatenate([z[start:stop], S])
-    return z
+    block_bounds = equal_blocks(stream.rounds, _BLOCK_ROUNDS)
+    buffer_form = block_form(stream, bounds=block_bounds)
+    assert buffer_form is not None
+    recovered_draws = np.zeros(x.shape)
+    S = np.zeros((buffer_form.width, x.shape[1]))
+    for b, (start, stop) in enumerate(itertools.pairwise(block_bounds)):
+        M = buffer_form.matrix(b)
+        num_rounds = stop - start
+        recovered_draws[start:stop] = _solve(
+            M[:num_rounds, :num_rounds], x[start:stop] - M[:num_rounds, num_rounds:] @ S
+        )
+        S = M[num_rounds:] @ np.concatenate([recovered_draws[start:stop], S])
+    return recovered_draws
 
 
 def _solve(N: np.ndarray, x: np.ndarray) -> np.ndarray:

@@ -10,8 +10,7 @@ from fedmf.noise.stream import NoiseStream
 
 GRAPH_STRATEGIES = ("recurrent", "precomputed")
 # Largest state of the noise generator, in bytes, in a TFF graph. TFF copies its server state
-# between processes many times a round, which takes 0.1 to 0.9 s for 16 MB, depending on the
-# allocator.
+# between processes many times a round, which takes 0.1 to 0.9 s for 16 MB.
 MAX_STATE_BYTES = 128 * 2**20
 # Largest table of constants, in bytes, for a recurrence that computes noise in a TFF graph.
 _MAX_TABLE_BYTES = 64 * 2**20
@@ -21,7 +20,8 @@ _PASSING_COST = 5.0
 
 
 def graph_strategy(stream: NoiseStream, size: int, *, any_state: bool = False) -> NoiseStrategy:
-    """Returns the strategy "recurrent" for a graph, whose state TFF passes from round to round.
+    """Returns the strategy "recurrent" for a TensorFlow graph, whose state TFF passes from round to
+    round.
 
     Args:
       stream: noise stream of the mechanism.
@@ -36,21 +36,21 @@ def graph_strategy(stream: NoiseStream, size: int, *, any_state: bool = False) -
         # The coefficients differ from round to round, so the graph holds a table with (1 + width)^2
         # entries for each round.
         max_width = min(max_width, math.isqrt(_MAX_TABLE_BYTES // (4 * stream.rounds)) - 1)
-    form = block_form(stream, bounds=equal_blocks(stream.rounds, 1), max_width=max_width)
-    if form is None:
+    one_round_form = block_form(stream, bounds=equal_blocks(stream.rounds, 1), max_width=max_width)
+    if one_round_form is None:
         return NoiseStrategy(
             name="recurrent",
             reason=f"it has no recurrence of at most {max_width} rows, which a state may have",
         )
-    product_cost = (1 + form.width) ** 2 / PRODUCTS_PER_DRAW
+    product_cost = (1 + one_round_form.width) ** 2 / PRODUCTS_PER_DRAW
     return NoiseStrategy(
         name="recurrent",
         length=1,
-        width=form.width,
-        cost=1 + product_cost + _PASSING_COST * form.width,
-        memory=row_bytes(size) * form.width,
-        reason=f"{form.width} rows in the state carry what the future needs of the past",
-        form=form,
+        width=one_round_form.width,
+        cost=1 + product_cost + _PASSING_COST * one_round_form.width,
+        memory=row_bytes(size) * one_round_form.width,
+        reason=f"{one_round_form.width} rows in the state carry what the future needs of the past",
+        form=one_round_form,
     )
 
 
@@ -61,8 +61,8 @@ def check_graph_strategy(name: str | None) -> None:
 
 
 def choose_graph_strategy(stream: NoiseStream, size: int, name: str | None = None) -> NoiseStrategy:
-    """Returns the strategy of a graph: "precomputed" if `name` asks for it, and otherwise
-    "recurrent".
+    """Returns the noise strategy of a TensorFlow graph, which is "precomputed" if `name` asks for
+    it, and otherwise "recurrent".
 
     Args:
       stream: noise stream of the mechanism.

@@ -1,5 +1,5 @@
-"""Strategies that precompute noise vectors on the host, outside any graph: their costs, and the
-choice between them.
+"""Strategies that precompute noise vectors on the host, outside any TensorFlow graph. The module
+estimates their costs and chooses between them.
 """
 
 import pathlib
@@ -30,24 +30,24 @@ from fedmf.noise.strategy import (
 from fedmf.noise.stream import NoiseStream
 
 HOST_STRATEGIES = ("recurrent", "regenerated")
-# Number of noise vectors that one matrix product computes from all draws. The lengths of longer
-# blocks are multiples of it, so that a noise vector is bitwise identical for every block length.
+# Number of noise vectors that one matrix product computes from all draws. Longer blocks are
+# multiples of it, so that noise vectors are bitwise identical for every block length.
 ROWS_TOGETHER = 128
 # Compressing the noise matrix of 2052 rounds takes about this many seconds, and the time grows as
 # rounds^3. A matrix is compressed if that saves more time over the run than it takes.
 _COMPRESS_SECONDS = 5.0
-# A matrix whose compression takes less than this many seconds is also compressed if the strategy
-# "regenerated" would need much memory.
+# A noise matrix whose compression takes less than this many seconds is also compressed if the
+# strategy "regenerated" would need much memory.
 _SHORT_SECONDS = 0.1
-# Of the two strategies for computing noise, the one with the higher estimated cost is preferred if
-# it has fewer rows, unless its cost is more than this many times that of the other one.
+# The strategy with fewer rows is preferred to a cheaper one if its cost is at most this many times
+# the lower cost.
 _PRICE_RATIO = 1.1
 # Largest number of rows (vectors of model size) in the state of a compressed noise matrix, and
 # largest number of rounds for which the noise matrix N is formed.
 _MAX_COMPRESSED_ROWS = 64
 _MAX_CONTRACTED_ROUNDS = 4096
-# The block length with the lowest cost is chosen among these. For a compressed noise matrix, the
-# block length is always _COMPRESSED_LENGTH.
+# Block lengths among which the cheapest is chosen. For a compressed noise matrix, the block length
+# is always _COMPRESSED_LENGTH.
 _BLOCK_LENGTHS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _COMPRESSED_LENGTH = 16
 
@@ -59,8 +59,8 @@ def host_strategies(
     memory_bytes: int | None = None,
     folder: str | pathlib.Path | None = None,
 ) -> list[NoiseStrategy]:
-    """Returns both strategies of the host, "recurrent" and "regenerated". The better one is first,
-    and one that is not possible is last.
+    """Returns both strategies for noise on the host, "recurrent" and "regenerated", with their
+    costs. The better one is first, and one that is not possible is last.
 
     The better one is the cheaper one. Rows in memory are preferred to a memory map that is hardly
     cheaper.
@@ -87,8 +87,8 @@ def host_strategies(
     compress_seconds = _COMPRESS_SECONDS * (n / 2052) ** 3
     is_short = compress_seconds <= _SHORT_SECONDS
     is_large = regenerated.memory + regenerated.disk > LARGE_MEMORY
-    compress = (is_short and is_large) or saved_seconds > compress_seconds
-    recurrent = _recurrent(stream, storage, compress=compress)
+    should_compress = (is_short and is_large) or saved_seconds > compress_seconds
+    recurrent = _recurrent(stream, storage, compress=should_compress)
     best, second = sorted((recurrent, regenerated), key=lambda strategy: strategy.price)
     if second.rows < best.rows and second.price <= _PRICE_RATIO * best.price:
         return [second, best]
@@ -103,7 +103,7 @@ def choose_host_strategy(
     folder: str | pathlib.Path | None = None,
     name: str | None = None,
 ) -> NoiseStrategy:
-    """Returns the better strategy of the host, or the one called `name`.
+    """Returns the better strategy for noise on the host, or the one called `name`.
 
     Args:
       stream, size, memory_bytes, folder: see `host_strategies`.
@@ -125,10 +125,12 @@ def choose_host_strategy(
             strategies = [_recurrent(stream, storage, compress=True)]
     best_strategy = strategies[0]
     if not best_strategy.possible:
-        reasons = "; ".join(f"{strategy.name}: {strategy.reason}" for strategy in strategies)
+        strategy_reasons = "; ".join(
+            f"{strategy.name}: {strategy.reason}" for strategy in strategies
+        )
         raise ValueError(
             f"noise_strategy={name!r} cannot make this noise with memory_bytes={memory_bytes}: "
-            f"{reasons}; allow more memory, or free disk space"
+            f"{strategy_reasons}; allow more memory, or free disk space"
         )
     causal_stream = stream.causal()
     if best_strategy.form is None:
@@ -153,27 +155,31 @@ def _recurrent(stream: NoiseStream, storage: Storage, compress: bool) -> NoiseSt
     if is_contraction and not compress:
         return NoiseStrategy(name="recurrent", reason="not computed: drawing again costs little")
     if not is_contraction:
-        form = block_form(stream, bounds=equal_blocks(n, 1))
-        if form is not None and form.width == 0:
-            reason = "each noise vector is its own draw"
-            return NoiseStrategy(name="recurrent", length=1, cost=1.0, reason=reason, form=form)
-    lengths: tuple[int, ...] = _BLOCK_LENGTHS
+        candidate_form = block_form(stream, bounds=equal_blocks(n, 1))
+        if candidate_form is not None and candidate_form.width == 0:
+            unneeded_reason = "each noise vector is its own draw"
+            return NoiseStrategy(
+                name="recurrent", length=1, cost=1.0, reason=unneeded_reason, form=candidate_form
+            )
+    block_lengths: tuple[int, ...] = _BLOCK_LENGTHS
     max_width = None
     if is_contraction:
-        lengths = (_COMPRESSED_LENGTH,)
+        block_lengths = (_COMPRESSED_LENGTH,)
         max_width = _MAX_COMPRESSED_ROWS
     max_length = min(n, longest_block(storage.size))
-    candidates = []
-    for length in sorted({min(length, max_length) for length in lengths}):
-        bounds = growing_blocks(n, length)
-        form = block_form(stream, bounds=bounds, max_width=max_width)
-        if form is None:
+    candidate_strategies = []
+    for length in sorted({min(length, max_length) for length in block_lengths}):
+        block_bounds = growing_blocks(n, length)
+        candidate_form = block_form(stream, bounds=block_bounds, max_width=max_width)
+        if candidate_form is None:
             return NoiseStrategy(
                 name="recurrent",
                 reason=f"it has no recurrence of at most {_MAX_COMPRESSED_ROWS} rows",
             )
-        candidates.append(_recurrent_blocks(with_small_first_states(form), length, storage))
-    return cheapest(candidates)
+        candidate_strategies.append(
+            _recurrent_blocks(with_small_first_states(candidate_form), length, storage)
+        )
+    return cheapest(candidate_strategies)
 
 
 def _recurrent_blocks(form: BlockForm, length: int, storage: Storage) -> NoiseStrategy:
@@ -192,26 +198,28 @@ def _recurrent_blocks(form: BlockForm, length: int, storage: Storage) -> NoiseSt
         num_outputs = L + r
         past_rows = 0
         state_rows = r
-    layout = TileLayout(
+    tile_layout = TileLayout(
         tile_width=tile_width(storage.size, length),
         waiting_rows=waiting_rows(form.bounds, past_rows) + state_rows,
         longest=L,
     )
-    num_copies = (r + num_outputs) / L + 1
+    copies_per_round = (r + num_outputs) / L + 1
     product_cost = (L + r) * num_outputs / L / PRODUCTS_PER_DRAW
-    strategy = NoiseStrategy(
+    recurrent_strategy = NoiseStrategy(
         name="recurrent",
         length=L,
         width=r,
-        rows=layout.rows,
-        cost=1 + product_cost + COPY_COST * num_copies,
+        rows=tile_layout.rows,
+        cost=1 + product_cost + COPY_COST * copies_per_round,
         reason=f"{r} rows carry what the future needs of the past",
         bounds=form.bounds,
-        layout=layout,
+        layout=tile_layout,
         form=form,
     )
-    scratch = 4 * THREADS * (L + r + num_outputs) * min(storage.size, layout.tile_width)
-    return storage.placed(strategy, scratch, (FILE_COST - COPY_COST) * num_copies)
+    scratch_bytes = 4 * THREADS * (L + r + num_outputs) * min(storage.size, tile_layout.tile_width)
+    return storage.placed(
+        recurrent_strategy, scratch_bytes, (FILE_COST - COPY_COST) * copies_per_round
+    )
 
 
 def _regenerated(stream: NoiseStream, storage: Storage) -> NoiseStrategy:
@@ -222,24 +230,29 @@ def _regenerated(stream: NoiseStream, storage: Storage) -> NoiseStrategy:
     if stream.contraction is None and n > _MAX_CONTRACTED_ROUNDS:
         reason = f"{n} rounds: the rows of N are not written out beyond {_MAX_CONTRACTED_ROUNDS}"
         return NoiseStrategy(name="regenerated", reason=reason)
-    # These two numbers do not depend on the memory of the machine, so that the noise is bitwise
-    # identical on every machine.
+    # The number of rows per product and the tile width do not depend on the machine's memory, so
+    # that the noise is bitwise identical on every machine.
     product_rows = min(ROWS_TOGETHER, 2 ** (longest_block(storage.size).bit_length() - 1))
-    width = tile_width(storage.size, min(product_rows, -(-n // 2)))
-    scratch = 4 * THREADS * (n + product_rows) * min(storage.size, width)
-    candidates = []
-    for max_rows in storage.row_limits(scratch, has_recurrence=stream.contraction is None):
+    coordinates_per_tile = tile_width(storage.size, min(product_rows, -(-n // 2)))
+    scratch_bytes = 4 * THREADS * (n + product_rows) * min(storage.size, coordinates_per_tile)
+    candidate_strategies = []
+    for max_rows in storage.row_limits(scratch_bytes, has_recurrence=stream.contraction is None):
         for bounds, stored_draws in _partitions(n, product_rows, max_rows):
-            strategy = _regenerated_blocks(
-                bounds, product_rows=product_rows, width=width, stored_draws=stored_draws
+            regenerated_strategy = _regenerated_blocks(
+                bounds,
+                product_rows=product_rows,
+                width=coordinates_per_tile,
+                stored_draws=stored_draws,
             )
-            candidates.append(storage.placed(strategy, scratch, 2 * FILE_COST))
-    return cheapest(candidates)
+            candidate_strategies.append(
+                storage.placed(regenerated_strategy, scratch_bytes, 2 * FILE_COST)
+            )
+    return cheapest(candidate_strategies)
 
 
 def _partitions(n: int, product_rows: int, max_rows: int) -> Iterator[tuple[tuple[int, ...], int]]:
-    """Yields partitions of the rounds into blocks: the bounds of the blocks, and the number of
-    draws that can be stored beside them.
+    """Yields partitions of the rounds into blocks, each with the number of draws that can be stored
+    in memory besides the noise vectors.
 
     They range from short blocks with many stored draws to the longest possible blocks without any.
 
@@ -249,54 +262,55 @@ def _partitions(n: int, product_rows: int, max_rows: int) -> Iterator[tuple[tupl
       max_rows: number of rows that fit into memory, or into a memory map.
     """
     max_rows = max(2, max_rows)
-    step = product_rows if product_rows < max_rows else 1
+    length_step = product_rows if product_rows < max_rows else 1
     max_length = min(max_rows - 1, n)
-    max_length -= max_length % step
-    length = step
+    max_length -= max_length % length_step
+    block_length = length_step
     while True:
-        bounds = growing_blocks(n, length)
-        free_rows = max_rows - waiting_rows(bounds, 0)
+        block_bounds = growing_blocks(n, block_length)
+        free_rows = max_rows - waiting_rows(block_bounds, 0)
         # The draws of the last block are never needed again, so they are not stored.
-        stored_draws = max(0, min(free_rows, bounds[-2]))
-        yield bounds, stored_draws
-        if length >= max_length:
+        stored_draws = max(0, min(free_rows, block_bounds[-2]))
+        yield block_bounds, stored_draws
+        if block_length >= max_length:
             return
-        length = min(2 * length, max_length)
+        block_length = min(2 * block_length, max_length)
 
 
 def _regenerated_blocks(
     bounds: tuple[int, ...], *, product_rows: int, width: int, stored_draws: int
 ) -> NoiseStrategy:
-    """Returns the strategy "regenerated" with these blocks, before memory or a memory map is chosen
-    for its rows.
+    """Returns the strategy "regenerated" with blocks of rounds between `bounds`. The caller decides
+    whether its rows are in memory or on disk.
     """
     n = bounds[-1]
-    starts = np.array(bounds[:-1])
-    stops = np.array(bounds[1:])
-    num_stored = np.minimum(starts, stored_draws)
-    num_draws = int((stops - num_stored).sum())
-    num_products = int(((stops - starts) * stops).sum())
+    block_starts = np.array(bounds[:-1])
+    block_stops = np.array(bounds[1:])
+    num_stored_draws = np.minimum(block_starts, stored_draws)
+    num_draws = int((block_stops - num_stored_draws).sum())
+    num_products = int(((block_stops - block_starts) * block_stops).sum())
     # A block that needs both stored draws and new ones copies the stored ones into one array.
-    num_copies = 2 * n + stored_draws + int(num_stored[stops > stored_draws].sum())
-    layout = TileLayout(
+    num_copies = 2 * n + stored_draws + int(num_stored_draws[block_stops > stored_draws].sum())
+    tile_layout = TileLayout(
         tile_width=width,
         waiting_rows=waiting_rows(bounds, 0),
-        longest=int((stops - starts).max()),
+        longest=int((block_stops - block_starts).max()),
         stored_draws=stored_draws,
     )
     if num_draws == n:
-        reason = "all draws but the last are stored"
+        cost_reason = "all draws but the last are stored"
     else:
-        reason = (
-            f"every {layout.longest} rounds the draws of rounds {stored_draws} on are drawn again"
+        cost_reason = (
+            f"every {tile_layout.longest} rounds the draws of rounds {stored_draws} on are drawn "
+            "again"
         )
     return NoiseStrategy(
         name="regenerated",
-        length=layout.longest,
-        rows=layout.rows,
+        length=tile_layout.longest,
+        rows=tile_layout.rows,
         cost=(num_draws + num_products / PRODUCTS_PER_DRAW + COPY_COST * num_copies) / n,
-        reason=reason,
+        reason=cost_reason,
         bounds=bounds,
         product_rows=product_rows,
-        layout=layout,
+        layout=tile_layout,
     )

@@ -9,16 +9,14 @@ import numpy as np
 
 # Number of threads that compute noise, each of which has its own working memory.
 THREADS = 2
-# Noise is computed in tiles, which are ranges of coordinates. This is the largest number of
-# coordinates of a tile: large enough for an efficient matrix product, and small enough for the
-# cache.
+# Largest number of coordinates of a tile, a range of coordinates whose noise is computed together.
+# It is large enough for an efficient matrix product, and small enough for the cache.
 TILE = 65_536
 # The noise source draws this number of coordinates together. So the width of a tile (a range of
 # coordinates) is a multiple of this number.
 CHUNK = 1024
-# Tiles (ranges of coordinates whose noise is computed together) have at least this many
-# coordinates, unless the model is too small for that, because smaller ones cost more in calls than
-# in arithmetic.
+# Smallest number of coordinates of a tile, unless the model is too small. Smaller tiles cost more
+# in calls than in arithmetic.
 _SMALL_TILE = 16_384
 # Longest block of rounds for a model with few chunks (groups of 1024 coordinates). For such a small
 # model, a whole tile is computed at once.
@@ -27,8 +25,7 @@ _SHORT_BLOCK = 16
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TileLayout:
-    """The memory that holds blocks of noise while they are computed, and their rows until they are
-    used.
+    """The memory for blocks of noise vectors, from their computation until their rounds use them.
 
     Attributes:
       tile_width: number of coordinates of a tile.
@@ -59,8 +56,8 @@ def tile_width(size: int, length: int) -> int:
 
     In a large model, the share of a block that is computed in one round consists of several tiles.
     """
-    width = max(size / (THREADS * length), min(_SMALL_TILE, 2 * size / length))
-    return min(TILE, CHUNK * max(1, -(-int(width) // CHUNK)))
+    ideal_width = max(size / (THREADS * length), min(_SMALL_TILE, 2 * size / length))
+    return min(TILE, CHUNK * max(1, -(-int(ideal_width) // CHUNK)))
 
 
 def longest_block(size: int) -> int:
@@ -72,30 +69,36 @@ def longest_block(size: int) -> int:
 
 
 def waiting_rows(bounds: tuple[int, ...], past_rows: int) -> int:
-    """Returns the largest number of rows of model size that are in memory at a time, waiting to be
-    used or carrying the past.
+    """Returns the largest number of noise vectors in memory at a time, which wait for their rounds
+    or which later blocks depend on.
 
-    In round t these are the rows of its block from t on, those of the next block in the tiles that
-    are already computed, and in every tile the rows that carry the past.
+    In round t these are the noise vectors of its block from round t on, those of the next block in
+    the tiles that are already computed, and in every tile the earlier vectors that later blocks
+    depend on.
 
     Args:
       bounds: bounds of the blocks; see `BlockForm`.
       past_rows: number of rows before the end of a block that carry the past.
     """
-    starts = np.array(bounds[:-1])
-    stops = np.array(bounds[1:])
-    next_stops = np.append(stops[1:], stops[-1])
-    past = np.minimum(past_rows, stops)
-    next_past = np.minimum(past_rows, next_stops)
-    figures = np.stack((stops - starts, next_stops - starts, past, next_past), axis=1)
+    block_starts = np.array(bounds[:-1])
+    block_stops = np.array(bounds[1:])
+    next_stops = np.append(block_stops[1:], block_stops[-1])
+    num_past_rows = np.minimum(past_rows, block_stops)
+    num_next_past_rows = np.minimum(past_rows, next_stops)
+    block_figures = np.stack(
+        (block_stops - block_starts, next_stops - block_starts, num_past_rows, num_next_past_rows),
+        axis=1,
+    )
     max_rows = 1
-    # Most blocks have the same four numbers, so each distinct combination of numbers is evaluated
-    # once.
-    for num_rounds, num_ahead, num_past, num_next_past in set(map(tuple, figures.tolist())):
+    # Most blocks have the same number of rounds, rows ahead and past rows, so each distinct
+    # combination is evaluated once.
+    for num_rounds, num_ahead, num_past, num_next_past in set(map(tuple, block_figures.tolist())):
         num_used = np.arange(num_rounds)
         rows_in_old_tiles = np.maximum(num_rounds - num_used, num_past)
         rows_in_new_tiles = np.maximum(num_ahead - num_used, num_next_past)
-        new_share = (num_used + 1) / num_rounds
-        num_rows = (1 - new_share) * rows_in_old_tiles + new_share * rows_in_new_tiles
+        fraction_of_new_tiles = (num_used + 1) / num_rounds
+        num_rows = (
+            1 - fraction_of_new_tiles
+        ) * rows_in_old_tiles + fraction_of_new_tiles * rows_in_new_tiles
         max_rows = max(max_rows, math.ceil(np.max(num_rows)))
     return max_rows

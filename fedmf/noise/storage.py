@@ -13,12 +13,12 @@ from fedmf.noise.strategy import NoiseStrategy, row_bytes
 
 def default_memory() -> int:
     """Returns a quarter of the memory of this machine or its container, in bytes."""
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    total_memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limit_file = pathlib.Path("/sys/fs/cgroup/memory.max")
-    limit = limit_file.read_text().strip() if limit_file.exists() else "max"
-    if limit.isdigit():
-        memory = min(memory, int(limit))
-    return memory // 4
+    memory_limit = limit_file.read_text().strip() if limit_file.exists() else "max"
+    if memory_limit.isdigit():
+        total_memory = min(total_memory, int(memory_limit))
+    return total_memory // 4
 
 
 def default_disk(folder: str | pathlib.Path | None) -> int:
@@ -29,14 +29,16 @@ def default_disk(folder: str | pathlib.Path | None) -> int:
     """
     if folder is None:
         folder = tempfile.gettempdir()
-    path = expanded(folder).absolute()
-    existing_folder = next(parent for parent in (path, *path.parents) if parent.exists())
+    absolute_path = expanded(folder).absolute()
+    existing_folder = next(
+        parent for parent in (absolute_path, *absolute_path.parents) if parent.exists()
+    )
     return shutil.disk_usage(existing_folder).free * 2 // 3
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Storage:
-    """Limits on the memory and disk space for the noise vectors of one model.
+    """Limits on the memory and disk space that the noise vectors of a model may take.
 
     Attributes:
       size: number of model parameters.
@@ -62,9 +64,9 @@ class Storage:
         size = checks.integer("size", size, low=0, hint="it is the number of model parameters")
         if memory_bytes is None:
             memory_bytes = default_memory()
-        hint = "give bytes, such as 1_500_000_000"
-        memory = checks.integer("memory_bytes", memory_bytes, low=1, hint=hint)
-        return cls(size=size, memory=memory, disk=default_disk(folder))
+        memory_hint = "give bytes, such as 1_500_000_000"
+        memory_limit = checks.integer("memory_bytes", memory_bytes, low=1, hint=memory_hint)
+        return cls(size=size, memory=memory_limit, disk=default_disk(folder))
 
     def placed(self, strategy: NoiseStrategy, scratch: int, file_cost: float) -> NoiseStrategy:
         """Returns the strategy with its rows in memory if they fit, and otherwise in a memory map

@@ -7,8 +7,8 @@ from typing import Any
 from fedmf.noise.blocks import BlockForm
 from fedmf.noise.layout import TileLayout
 
-# The unit of cost is drawing one Gaussian vector of model size. That takes 19 ms for 4,050,000
-# float32 coordinates, on one thread of a busy machine. This constant is the time per coordinate.
+# Seconds for drawing one Gaussian float32 coordinate, measured on one thread of a busy machine (19
+# ms for 4,050,000 coordinates). The unit of cost is drawing one vector of model size.
 DRAW_SECONDS = 4e-9
 # Number of multiply-adds of vectors of model size that cost as much as one draw.
 PRODUCTS_PER_DRAW = 200.0
@@ -19,8 +19,8 @@ FILE_COST = 1.0
 # Noise vectors are kept in memory and not in a memory map on disk, unless memory costs more by at
 # least this factor.
 _DISK_PENALTY = 1.25
-# If the noise vectors take more bytes than this number, and two strategies cost about the same, the
-# strategy with fewer vectors, in memory or on disk, is preferred.
+# If the noise vectors of two strategies that cost about the same take more bytes than this, the
+# strategy with fewer vectors is preferred.
 LARGE_MEMORY = 2**28
 # Two strategies cost about the same if the ratio of their costs is at most this.
 _EQUAL_COST_RATIO = 1.03
@@ -66,7 +66,9 @@ class NoiseStrategy:
 
     @property
     def price(self) -> float:
-        """The cost by which strategies are compared. It includes a penalty for a memory map."""
+        """The cost by which noise strategies are compared, which includes a penalty for a memory
+        map on disk.
+        """
         return self.cost * _DISK_PENALTY if self.disk else self.cost
 
     def seconds(self, size: int) -> float:
@@ -107,17 +109,17 @@ def cheapest(strategies: list[NoiseStrategy]) -> NoiseStrategy:
     if cheapest_strategy.memory + cheapest_strategy.disk <= LARGE_MEMORY:
         return cheapest_strategy
     max_price = _EQUAL_COST_RATIO * cheapest_strategy.price
-    candidates = [strategy for strategy in strategies if strategy.price <= max_price]
-    return min(candidates, key=lambda strategy: strategy.rows)
+    near_cheapest = [strategy for strategy in strategies if strategy.price <= max_price]
+    return min(near_cheapest, key=lambda strategy: strategy.rows)
 
 
 def explain(strategies: list[NoiseStrategy]) -> str:
-    """Returns a table of the strategies as text, one line for each in the given order."""
+    """Returns a table of noise strategies as text, with a line for each strategy."""
     format_line = "{:<11} {:>6} {:>6} {:>5} {:>9} {:>9}  {}".format
-    lines = [format_line("strategy", "cost", "block", "state", "memory", "file", "why")]
+    table_lines = [format_line("strategy", "cost", "block", "state", "memory", "file", "why")]
     for strategy in strategies:
         if strategy.possible:
-            line = format_line(
+            strategy_line = format_line(
                 strategy.name,
                 f"{strategy.cost:.1f}",
                 strategy.length,
@@ -127,6 +129,6 @@ def explain(strategies: list[NoiseStrategy]) -> str:
                 strategy.reason,
             )
         else:
-            line = format_line(strategy.name, *"-----", f"not possible: {strategy.reason}")
-        lines.append(line)
-    return "\n".join(lines)
+            strategy_line = format_line(strategy.name, *"-----", f"not possible: {strategy.reason}")
+        table_lines.append(strategy_line)
+    return "\n".join(table_lines)

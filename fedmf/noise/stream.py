@@ -1,4 +1,6 @@
-"""Noise streams: recipes that turn independent Gaussian draws into correlated noise vectors."""
+"""Noise streams, which are recipes that turn independent Gaussian draws into correlated noise
+vectors.
+"""
 
 import dataclasses
 import functools
@@ -10,8 +12,8 @@ import scipy.linalg
 from fedmf import checks, fields
 from fedmf.noise.buffers import Buffers
 
-# Rounding test of a noise matrix N for an encoder C: (N C - I) s should be 0 for random vectors s
-# of signs. This is its largest allowed entry.
+# Largest allowed entry of (N C - I) s, which should be 0 for the noise matrix N, the encoder C and
+# a random vector s of signs.
 _INVERSE_TOLERANCE = 1e-6
 _NUM_PROBES = 4
 
@@ -79,21 +81,23 @@ class NoiseStream(fields.Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        names = ("recurrence", "contraction", "buffers")
-        forms = [name for name in names if getattr(self, name) is not None]
-        if len(forms) != 1:
+        field_names = ("recurrence", "contraction", "buffers")
+        present_fields = [name for name in field_names if getattr(self, name) is not None]
+        if len(present_fields) != 1:
             raise ValueError(
-                f"the forms given are {', '.join(forms) or 'none'}: pass exactly one of "
+                f"the forms given are {', '.join(present_fields) or 'none'}: pass exactly one of "
                 "recurrence, contraction, buffers"
             )
-        form = getattr(self, forms[0]) if self.buffers is None else self.buffers.window
-        shape = form.shape
-        sources = self.rounds if self.contraction is None else shape[1]
-        if (shape[0], sources) != (self.rounds, self.sources):
+        recipe_array = (
+            getattr(self, present_fields[0]) if self.buffers is None else self.buffers.window
+        )
+        recipe_shape = recipe_array.shape
+        num_sources = self.rounds if self.contraction is None else recipe_shape[1]
+        if (recipe_shape[0], num_sources) != (self.rounds, self.sources):
             raise ValueError(
                 f"rounds={self.rounds} and sources={self.sources} do not fit an array of shape "
-                f"{shape}: pass a recurrence of (rounds, bands) or buffers with sources=rounds, or "
-                "a contraction of (rounds, sources)"
+                f"{recipe_shape}: pass a recurrence of (rounds, bands) or buffers with "
+                "sources=rounds, or a contraction of (rounds, sources)"
             )
 
     def as_contraction(self) -> "NoiseStream":
@@ -128,13 +132,15 @@ class NoiseStream(fields.Checked):
         L = L * np.where(np.diag(L) < 0, -1.0, 1.0)
         signs = np.random.default_rng(0).choice([-1.0, 1.0], size=(self.rounds, _NUM_PROBES))
         solve = functools.partial(scipy.linalg.solve_triangular, L, lower=True, check_finite=False)
-        # If L is accurate, L L^T equals N N^T, and the computed `recovered_signs` equal `signs`.
+        # If the factor L is accurate, L L^T equals N N^T, and the computed `recovered_signs` equal
+        # `signs`.
         recovered_signs = solve(N @ (N.T @ solve(signs, trans="T")))
-        error = float(np.abs(recovered_signs - signs).max())
-        if not error <= _INVERSE_TOLERANCE:
+        max_error = float(np.abs(recovered_signs - signs).max())
+        if not max_error <= _INVERSE_TOLERANCE:
             raise ValueError(
                 "the noising matrix is too ill-conditioned for float64: its causal square root is "
-                f"wrong by {error:.2g}; use a mechanism whose noise has rows of more similar size"
+                f"wrong by {max_error:.2g}; use a mechanism whose noise has rows of more similar "
+                "size"
             )
         return NoiseStream(rounds=self.rounds, sources=self.rounds, contraction=L)
 
@@ -185,8 +191,8 @@ class NoiseStream(fields.Checked):
             assert self.buffers is not None
             return self.buffers.step(t, z, S)
         row_weights = self.recurrence[t]
-        x = (z - np.tensordot(row_weights[1:], S, axes=1)) / row_weights[0]
-        return x, np.concatenate([x[None], S])[: len(S)]
+        noise_vector = (z - np.tensordot(row_weights[1:], S, axes=1)) / row_weights[0]
+        return noise_vector, np.concatenate([noise_vector[None], S])[: len(S)]
 
     def block(self, start: int, stop: int) -> np.ndarray:
         """Returns the matrix M that computes a block of rounds at once, float64 (rounds + width,
@@ -201,8 +207,8 @@ class NoiseStream(fields.Checked):
         return self.buffers.block(start, stop)
 
     def coefficients(self, start: int, stop: int) -> tuple[bytes, ...]:
-        """Returns the coefficients of a block of rounds as bytes. Blocks with equal coefficients
-        have equal matrices.
+        """Returns the coefficients that the stream uses in a block of rounds, as bytes. Blocks with
+        equal coefficients have equal matrices.
         """
         if self.recurrence is not None:
             return (self.recurrence[start:stop].tobytes(),)
@@ -219,26 +225,33 @@ def _recurrence_block(coefficients: np.ndarray) -> np.ndarray:
     it, so that A X + P S = Z.
     """
     count, bands = coefficients.shape
-    width = bands - 1
-    M = np.zeros((count + width, count + width))
-    # The general case below would take ten times as long for a single round.
+    num_state_rows = bands - 1
+    M = np.zeros((count + num_state_rows, count + num_state_rows))
+    # A block of a single round is computed separately, because the general computation would take
+    # ten times as long.
     if count == 1:
         M[0] = np.append(1.0, -coefficients[0, 1:]) / coefficients[0, 0]
         M[1:2] = M[0]
-        M[2:, 1:width] = np.eye(max(0, width - 1))
+        M[2:, 1:num_state_rows] = np.eye(max(0, num_state_rows - 1))
         return M
     padded_coefficients = np.hstack([coefficients, np.zeros((count, count))])
-    rounds = np.arange(count)[:, None]
+    round_column = np.arange(count)[:, None]
     A = np.tril(
-        np.take_along_axis(padded_coefficients, np.maximum(rounds - np.arange(count), 0), axis=1)
+        np.take_along_axis(
+            padded_coefficients, np.maximum(round_column - np.arange(count), 0), axis=1
+        )
     )
-    P = np.take_along_axis(padded_coefficients, rounds + 1 + np.arange(width), axis=1)
+    P = np.take_along_axis(
+        padded_coefficients, round_column + 1 + np.arange(num_state_rows), axis=1
+    )
     M[:count] = scipy.linalg.solve_triangular(
         A, np.hstack([np.eye(count), -P]), lower=True, check_finite=False
     )
-    num_new = min(count, width)
+    num_new = min(count, num_state_rows)
     M[count : count + num_new] = M[count - num_new : count][::-1]
-    M[count + num_new :, count : count + width - num_new] = np.eye(width - num_new)
+    M[count + num_new :, count : count + num_state_rows - num_new] = np.eye(
+        num_state_rows - num_new
+    )
     return M
 
 
@@ -274,16 +287,16 @@ def check_left_inverse(N: np.ndarray, C: np.ndarray) -> np.ndarray:
     """
     # Each column of C is scaled by its largest magnitude and not by its norm, since the squares of
     # small entries underflow.
-    scales = np.abs(C).max(axis=0)
+    column_scales = np.abs(C).max(axis=0)
     signs = np.random.default_rng(0).choice([-1.0, 1.0], size=(C.shape[1], _NUM_PROBES))
     # If numbers overflow, the error is infinite or NaN, and the check of the error fails.
     with np.errstate(all="ignore"):
-        recovered_signs = (N @ (C @ (signs / scales[:, None]))) * scales[:, None]
-        error = float(np.abs(recovered_signs - signs).max())
-    if not error <= _INVERSE_TOLERANCE:
+        recovered_signs = (N @ (C @ (signs / column_scales[:, None]))) * column_scales[:, None]
+        max_error = float(np.abs(recovered_signs - signs).max())
+    if not max_error <= _INVERSE_TOLERANCE:
         raise ValueError(
             "the encoder is too ill-conditioned for float64: N C differs from the identity by "
-            f"{error:.2g}, so that the noise N Z would not have the encoder's privacy: use an "
+            f"{max_error:.2g}, so that the noise N Z would not have the encoder's privacy: use an "
             "encoder whose inverse has smaller entries"
         )
     return N

@@ -1,4 +1,5 @@
-"""Reports that compare training runs: a self-contained HTML file, and its plots as PNG files.
+"""Reports that compare training runs, each of which is a self-contained HTML file with its plots as
+PNG files.
 
 Reports are made from `Run` objects, without TensorFlow.
 """
@@ -40,7 +41,7 @@ _MAX_CARDS = 8
 def write_report(
     runs: Sequence[Run], folder: str | os.PathLike[str], *, title: str
 ) -> pathlib.Path:
-    """Writes a report on runs: folder/report.html and its plots folder/plots/*.png.
+    """Writes a report on runs to folder/report.html, and its plots to folder/plots/*.png.
 
     Files of an earlier report in the folder are replaced.
 
@@ -75,21 +76,22 @@ def write_report(
         "participation": client_plots.participation_plot(runs),
         "spending": client_plots.spending_plot(runs),
     }
-    html = _render(runs, groups, plot_by_name, title)
+    report_html = _render(runs, groups, plot_by_name, title)
     try:
         make_folder(folder / "plots")
         for name, plot in plot_by_name.items():
-            path = folder / "plots" / f"{name}.png"
+            plot_path = folder / "plots" / f"{name}.png"
             if plot is not None:
-                write_atomically(path, plot.png, mode=0o600)
+                write_atomically(plot_path, plot.png, mode=0o600)
             else:
-                # The plot is not drawn this time, so a file from an earlier report is removed.
-                path.unlink(missing_ok=True)
-        write_atomically(folder / "report.html", html, mode=0o600)
+                # The report has no such plot, so a plot file from an earlier report is removed.
+                plot_path.unlink(missing_ok=True)
+        write_atomically(folder / "report.html", report_html, mode=0o600)
     except OSError as error:
-        reason = error.strerror or str(error)
+        error_text = error.strerror or str(error)
         raise ValueError(
-            f"cannot write the report to folder {folder} ({reason}): name a folder you may write to"
+            f"cannot write the report to folder {folder} ({error_text}): name a folder you may "
+            "write to"
         ) from error
     return folder / "report.html"
 
@@ -103,11 +105,11 @@ def _check(runs: list[Run]) -> None:
             )
     if not runs:
         raise ValueError("runs=[] leaves nothing to report: name at least one run folder")
-    tasks = sorted(
+    task_metrics = sorted(
         {(run.plan["task"]["name"], run.plan["task"]["headline_metric"]) for run in runs}
     )
-    if len(tasks) > 1:
-        task_names = join([f"{name} ({metric})" for name, metric in tasks])
+    if len(task_metrics) > 1:
+        task_names = join([f"{name} ({metric})" for name, metric in task_metrics])
         raise ValueError(
             f"runs are of different tasks, {task_names}, and do not compare: write one report for "
             "each"
@@ -118,17 +120,17 @@ def _render(
     runs: list[Run], groups: list[RunGroup], plot_by_name: dict[str, Plot | None], title: str
 ) -> str:
     """Renders the HTML of a report."""
-    environment = jinja2.Environment(
+    template_environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(pathlib.Path(__file__).parent),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["data_uri"] = lambda png: (
+    template_environment.filters["data_uri"] = lambda png: (
         "data:image/png;base64," + base64.b64encode(png).decode()
     )
-    return environment.get_template("report.html.jinja").render(
+    return template_environment.get_template("report.html.jinja").render(
         title=title,
         note=simulation_note(runs),
         figures_note=figures_note(runs),
@@ -158,39 +160,46 @@ def _commands(runs: list[Run], title: str) -> list[str]:
     """
     name_by_run = tables.folder_names(runs)
     folder_names = [name_by_run[id(run)] for run in runs]
-    commands = [
+    shell_commands = [
         f"fedmf train --config {shell_path(f'{name}/config.json')} "
         f"--out {shell_path(f'again/{name}')} --noise-seed os"
         for run, name in zip(runs, folder_names, strict=True)
         if run.config.task is not None
     ]
-    folders = " ".join(map(shell_path, folder_names))
-    commands.append(f"fedmf report {folders} --out report --title {shell_word(title)}")
-    return commands
+    folder_arguments = " ".join(map(shell_path, folder_names))
+    shell_commands.append(
+        f"fedmf report {folder_arguments} --out report --title {shell_word(title)}"
+    )
+    return shell_commands
 
 
 def _facts(runs: list[Run]) -> list[tuple[str, str]]:
-    """Returns the facts at the head of a report, as names and values.
+    """Returns the names and values in the head of a report, such as the task and the number of
+    rounds.
 
     If runs differ, the value is a range.
     """
-    claimed = [run.config.claimed_cohort for run in runs if run.config.claimed_cohort is not None]
+    claimed_cohorts = [
+        run.config.claimed_cohort for run in runs if run.config.claimed_cohort is not None
+    ]
     seeds = sorted({run.config.seed for run in runs})
-    facts = [
+    report_facts = [
         ("task", runs[0].plan["task"]["name"]),
         ("rounds", _range_in_words([run.config.rounds for run in runs])),
         ("clients a round", _range_in_words([run.config.cohort_size for run in runs])),
     ]
-    if claimed:
-        facts.append(("claimed cohort", _range_in_words(claimed)))
-    clients = [run.plan["task"]["clients"] for run in runs]
-    facts.append(("clients", _range_in_words(clients)))
-    facts.append((plural("seed", len(seeds)), ", ".join(map(str, seeds))))
-    return facts
+    if claimed_cohorts:
+        report_facts.append(("claimed cohort", _range_in_words(claimed_cohorts)))
+    client_counts = [run.plan["task"]["clients"] for run in runs]
+    report_facts.append(("clients", _range_in_words(client_counts)))
+    report_facts.append((plural("seed", len(seeds)), ", ".join(map(str, seeds))))
+    return report_facts
 
 
 def _range_in_words(values: list[int]) -> str:
-    """Returns a text with the smallest and the largest value, or one value if all are equal."""
+    """Returns a text with the smallest and the largest of several values, or one value if all are
+    equal.
+    """
     if min(values) == max(values):
         return f"{min(values):,}"
     return f"{min(values):,} to {max(values):,}"
@@ -207,18 +216,18 @@ def _cards(groups: list[RunGroup]) -> list[dict[str, str]]:
     for group in groups:
         final_values = [final_metric(run, "validation") for run in group.runs]
         known_values = [value for value in final_values if value is not None]
-        mean = sum(known_values) / len(known_values) if known_values else None
-        metric = group.plan["task"]["headline_metric"]
-        progress = ""
+        mean_value = sum(known_values) / len(known_values) if known_values else None
+        headline_metric = group.plan["task"]["headline_metric"]
+        progress_text = ""
         if any(map(unfinished, group.runs)):
-            progress = "unfinished"
+            progress_text = "unfinished"
         cards.append(
             {
                 "label": group.label,
                 "color": group.color,
-                "value": metric_value(metric, mean),
+                "value": metric_value(headline_metric, mean_value),
                 "privacy": _privacy_in_words(group.plan),
-                "unfinished": progress,
+                "unfinished": progress_text,
             }
         )
     return cards
@@ -228,12 +237,12 @@ def _privacy_in_words(plan: dict[str, Any]) -> str:
     """Returns a short text on the planned guarantee, such as "ε = 8, δ = 1e-6"."""
     if plan["epsilon"] is None:
         return "no privacy"
-    guarantee = f"ε = {up(plan['epsilon'])}, δ = {plain(plan['delta'])}"
-    # The recorded plans of runs of earlier versions lack this entry.
-    risk = plan.get("attack_risk")
-    if not risk:
-        return guarantee
-    return f"{guarantee}, attacker's advantage {up(risk['advantage'])}"
+    guarantee_text = f"ε = {up(plan['epsilon'])}, δ = {plain(plan['delta'])}"
+    # Plans that earlier versions of fedmf recorded lack the entry "attack_risk".
+    attack_risk = plan.get("attack_risk")
+    if not attack_risk:
+        return guarantee_text
+    return f"{guarantee_text}, attacker's advantage {up(attack_risk['advantage'])}"
 
 
 def _statements(groups: list[RunGroup]) -> list[dict[str, Any]]:
@@ -244,9 +253,9 @@ def _statements(groups: list[RunGroup]) -> list[dict[str, Any]]:
     labels_by_statement: dict[str, dict[str, None]] = {}
     for group in sorted(groups, key=lambda group: not group.private):
         for run in group.runs:
-            statement = without_subject(run.statement)
-            labels_by_statement.setdefault(statement, {})[group.label] = None
+            statement_text = without_subject(run.statement)
+            labels_by_statement.setdefault(statement_text, {})[group.label] = None
     return [
-        {"label": join(list(labels)), "html": statement_html(statement)}
-        for statement, labels in labels_by_statement.items()
+        {"label": join(list(labels)), "html": statement_html(statement_text)}
+        for statement_text, labels in labels_by_statement.items()
     ]

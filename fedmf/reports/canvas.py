@@ -1,4 +1,5 @@
-"""Drawing of figures in one style as deterministic PNG files, and of heat maps of matrices.
+"""Functions that draw figures in the style of the reports as deterministic PNG files, and heat maps
+of matrices.
 
 The colour scale of a heat map is logarithmic in both directions away from 0.
 """
@@ -88,13 +89,13 @@ def canvas(height: float, note: str) -> Iterator[tuple[Figure, io.BytesIO]]:
       height: of the figure in inches.
       note: footnote; may be empty.
     """
-    png = io.BytesIO()
+    png_buffer = io.BytesIO()
     with in_style():
         figure = blank(height)
-        yield figure, png
+        yield figure, png_buffer
         if note:
-            lines = textwrap.wrap(note, 118)
-            note_height = 0.16 * len(lines) + 0.06
+            note_lines = textwrap.wrap(note, 118)
+            note_height = 0.16 * len(note_lines) + 0.06
             full_height = figure.get_figheight() + note_height
             note_fraction = note_height / full_height
             figure.set_figheight(full_height)
@@ -104,12 +105,12 @@ def canvas(height: float, note: str) -> Iterator[tuple[Figure, io.BytesIO]]:
             figure.text(
                 0.012,
                 0.05 / full_height,
-                "\n".join(lines),
+                "\n".join(note_lines),
                 fontsize=7.5,
                 color="#8a2c0d",
                 va="bottom",
             )
-        png.write(as_png(figure))
+        png_buffer.write(as_png(figure))
 
 
 @contextlib.contextmanager
@@ -123,7 +124,7 @@ def in_style() -> Iterator[None]:
 
 
 def blank(height: float) -> Figure:
-    """Returns an empty figure as wide as a page; it is drawn on within `in_style`."""
+    """Returns an empty figure as wide as a page, which the caller draws on within `in_style`."""
     figure = Figure(figsize=(WIDTH, height), dpi=_DPI, layout=ConstrainedLayoutEngine())
     FigureCanvasAgg(figure)
     return figure
@@ -134,9 +135,9 @@ def as_png(figure: Figure) -> bytes:
 
     The PNG does not name the version of matplotlib.
     """
-    png = io.BytesIO()
-    figure.savefig(png, format="png", metadata={"Software": None})
-    return png.getvalue()
+    png_buffer = io.BytesIO()
+    figure.savefig(png_buffer, format="png", metadata={"Software": None})
+    return png_buffer.getvalue()
 
 
 def whole_steps(max_ticks: int) -> MaxNLocator:
@@ -149,14 +150,15 @@ def whole_steps(max_ticks: int) -> MaxNLocator:
 
 
 def powers_of_two(ax: Axes, ticks: Sequence[float]) -> None:
-    """Makes the horizontal axis logarithmic with base 2, and sets its ticks."""
+    """Makes the horizontal axis of a plot logarithmic with base 2, and sets its ticks."""
     ax.set_xscale("log", base=2)
     ax.set_xticks(ticks)
     _plain_numbers(ax.xaxis)
 
 
 def tens(ax: Axes) -> None:
-    """Makes the vertical axis logarithmic, with ticks at 1, 2 and 5 times powers of ten."""
+    """Makes the vertical axis of a plot logarithmic, with ticks at 1, 2 and 5 times powers of "
+    "ten."""
     ax.set_yscale("log")
     ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     _plain_numbers(ax.yaxis)
@@ -169,12 +171,14 @@ def _plain_numbers(axis: Axis) -> None:
 
 
 def in_percent(ax: Axes) -> None:
-    """Labels the vertical axis in percent, for a metric between 0 and 1."""
+    """Labels the vertical axis of a plot in percent, for a metric between 0 and 1."""
     ax.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.4g}%".replace("-", "−"))
 
 
 def marker(values: Sized) -> str:
-    """Returns a marker for a line of one point, which is invisible without; else no marker."""
+    """Returns the marker of a plotted line. A line of one point needs a marker to be visible, and
+    other lines have none.
+    """
     return "o" if len(values) == 1 else ""
 
 
@@ -203,7 +207,7 @@ _MAX_DECADES = 5
 
 
 def without_specks(matrix: np.ndarray) -> np.ndarray:
-    """Returns a matrix in which entries below 1e-12 times the largest are 0.
+    """Returns a copy of a matrix in which entries below 1e-12 times the largest are 0.
 
     Such entries are rounding errors, which a logarithmic scale would show.
     """
@@ -211,19 +215,20 @@ def without_specks(matrix: np.ndarray) -> np.ndarray:
 
 
 def shared_norm(matrices: Sequence[np.ndarray]) -> SymLogNorm:
-    """Returns a colour scale that is symmetric about 0 and shared by several matrices.
+    """Returns a colour scale, symmetric about 0, for the heat maps of several matrices.
 
     It is logarithmic from the largest entry down to the smallest median entry of a matrix, and
     linear around 0. Entries of N decay as a power of the distance between rounds, so that long runs
     need more decades than short ones.
     """
     largest_magnitude = max(float(np.abs(matrix).max()) for matrix in matrices)
-    medians = [
+    median_magnitudes = [
         np.median(sizes[sizes > 1e-9 * largest_magnitude]) for sizes in map(np.abs, matrices)
     ]
     top_power = _top_power(largest_magnitude)
-    median_power = round(np.log10(min(medians)))
-    # The linear part ends at a power of ten, so that ticks of the colour bar near 0 do not overlap.
+    median_power = round(np.log10(min(median_magnitudes)))
+    # The linear part of the colour scale ends at a power of ten, so that ticks of the colour bar
+    # near 0 do not overlap.
     bottom_power = min(top_power - _MIN_DECADES, max(top_power - _MAX_DECADES, median_power))
     return SymLogNorm(
         linthresh=10.0**bottom_power,
@@ -242,7 +247,7 @@ def _top_power(largest: float) -> int:
 def draw_heat_map(
     ax: Axes, matrix: np.ndarray, norm: SymLogNorm, *, size: tuple[int, int] | None = None
 ) -> None:
-    """Draws a matrix as a heat map; blocks of a large matrix have one colour each.
+    """Draws a matrix as a heat map, in which each block of a large matrix has a single colour.
 
     Args:
       ax: to draw on.
@@ -273,7 +278,7 @@ def draw_color_bar(
 
     About three ticks on each side have labels.
     """
-    bar = figure.colorbar(
+    color_bar = figure.colorbar(
         ScalarMappable(norm, _COLOR_MAP),
         ax=axes,
         location=location,
@@ -287,15 +292,15 @@ def draw_color_bar(
     label_distance = -(-(top_power - bottom_power + 1) // 3)
     label_by_tick = {0.0: "0"}
     for power in range(top_power, bottom_power - 1, -1):
-        tick = 10.0**power
-        label_by_tick |= {tick: "", -tick: ""}
+        tick_value = 10.0**power
+        label_by_tick |= {tick_value: "", -tick_value: ""}
         if (top_power - power) % label_distance == 0:
-            tick_label = f"{tick:g}" if -2 <= power <= 3 else f"$10^{{{power}}}$"
-            label_by_tick |= {tick: tick_label, -tick: f"−{tick_label}"}
-    bar.set_ticks(list(label_by_tick), labels=list(label_by_tick.values()))
-    bar.ax.tick_params(labelsize=7)
-    bar.ax.minorticks_off()
-    bar.outline.set_linewidth(0.5)
+            tick_label = f"{tick_value:g}" if -2 <= power <= 3 else f"$10^{{{power}}}$"
+            label_by_tick |= {tick_value: tick_label, -tick_value: f"−{tick_label}"}
+    color_bar.set_ticks(list(label_by_tick), labels=list(label_by_tick.values()))
+    color_bar.ax.tick_params(labelsize=7)
+    color_bar.ax.minorticks_off()
+    color_bar.outline.set_linewidth(0.5)
 
 
 def pool(matrix: np.ndarray, limit: int) -> np.ndarray:
@@ -308,10 +313,10 @@ def pool(matrix: np.ndarray, limit: int) -> np.ndarray:
     array([[-3.]])
     """
     for axis in (0, 1):
-        size = matrix.shape[axis]
-        if size > limit:
-            starts = np.linspace(0, size, limit, endpoint=False).astype(np.int64)
-            highest_values = np.maximum.reduceat(matrix, starts, axis=axis)
-            lowest_values = np.minimum.reduceat(matrix, starts, axis=axis)
+        axis_length = matrix.shape[axis]
+        if axis_length > limit:
+            pool_starts = np.linspace(0, axis_length, limit, endpoint=False).astype(np.int64)
+            highest_values = np.maximum.reduceat(matrix, pool_starts, axis=axis)
+            lowest_values = np.minimum.reduceat(matrix, pool_starts, axis=axis)
             matrix = np.where(highest_values >= -lowest_values, highest_values, lowest_values)
     return matrix

@@ -1,4 +1,6 @@
-"""Plots of values that differ between clients: metric, participations and spent budget."""
+"""Plots of how clients differ in their metric, their number of participations and their spent
+budget.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -35,7 +37,7 @@ def _draw_deciles(
 
 
 def _group_runs(groups: Sequence[RunGroup]) -> Iterator[tuple[RunGroup, Run]]:
-    """Yields pairs of a group and a run, for all runs of all groups."""
+    """Yields each run of all groups, together with its group."""
     for group in groups:
         for run in group.runs:
             yield group, run
@@ -51,44 +53,47 @@ def clients_plot(groups: Sequence[RunGroup]) -> Plot | None:
     ]
     if not measured_runs:
         return None
-    metric = groups[0].plan["task"]["headline_metric"]
-    note = simulation_note([run for _, run, _ in measured_runs])
-    ranges = []
-    exclusions = []
-    with canvas(2.9, note) as (figure, png):
+    headline_metric = groups[0].plan["task"]["headline_metric"]
+    figure_note = simulation_note([run for _, run, _ in measured_runs])
+    decile_ranges = []
+    exclusion_texts = []
+    with canvas(2.9, figure_note) as (figure, png):
         ax = figure.subplots()
         line_by_label: dict[str, Line2D] = {}
         for group, run, clients in measured_runs:
             run_name = f"{group.label}, seed {run.config.seed}"
             deciles = clients["deciles"]
-            line_by_label.setdefault(group.label, _draw_deciles(ax, group, metric, deciles))
-            decile_range = " to ".join(metric_value(metric, deciles[i]) for i in (0, -1))
-            ranges.append(f"{run_name}: {decile_range} over {clients['clients']:,} clients")
-            exclusions += _excluded_clients(run_name, clients)
-        ax.set_title(f"{metric_name(metric).capitalize()} over training clients")
+            line_by_label.setdefault(
+                group.label, _draw_deciles(ax, group, headline_metric, deciles)
+            )
+            decile_range = " to ".join(metric_value(headline_metric, deciles[i]) for i in (0, -1))
+            decile_ranges.append(f"{run_name}: {decile_range} over {clients['clients']:,} clients")
+            exclusion_texts += _excluded_clients(run_name, clients)
+        ax.set_title(f"{metric_name(headline_metric).capitalize()} over training clients")
         legend_above(figure, list(line_by_label.values()), list(line_by_label))
     caption = (
-        f"Deciles of the {metric_name(metric)} on the training examples of each client by itself "
-        "(`fedmf evaluate --by-client`). A flat line serves all clients alike."
+        f"Deciles of the {metric_name(headline_metric)} on the training examples of each client by "
+        "itself (`fedmf evaluate --by-client`). A flat line serves all clients alike."
     )
-    if exclusions:
+    if exclusion_texts:
         caption += (
             " Clients on whose examples it is undefined or not finite are left out: "
-            f"{'; '.join(exclusions)}."
+            f"{'; '.join(exclusion_texts)}."
         )
-    alt = f"Line plot. From the first to the ninth decile: {'; '.join(ranges)}."
-    return Plot(png=png.getvalue(), caption=caption, note=note, alt=alt)
+    alt_text = f"Line plot. From the first to the ninth decile: {'; '.join(decile_ranges)}."
+    return Plot(png=png.getvalue(), caption=caption, note=figure_note, alt=alt_text)
 
 
 def _excluded_clients(run_name: str, clients: Mapping[str, Any]) -> list[str]:
-    """Returns texts on how many clients of a run lack the metric, and for what reason."""
-    exclusions = []
-    # Runs of earlier fedmf versions did not record one of these counts.
+    """Returns texts that say how many clients of a run have no value of the metric, and why."""
+    exclusion_texts = []
+    # Runs of earlier fedmf versions did not record the number of clients whose metric is not
+    # finite.
     for reason in ("undefined", "not_finite"):
         num_clients = clients.get(f"clients_{reason}", 0)
         if num_clients:
-            exclusions.append(f"{reason.replace('_', ' ')} on {num_clients:,} of {run_name}")
-    return exclusions
+            exclusion_texts.append(f"{reason.replace('_', ' ')} on {num_clients:,} of {run_name}")
+    return exclusion_texts
 
 
 def fine_tuned_plot(groups: Sequence[RunGroup]) -> Plot | None:
@@ -96,61 +101,68 @@ def fine_tuned_plot(groups: Sequence[RunGroup]) -> Plot | None:
 
     It returns None if the metric is defined on no client of any run.
     """
-    metric = groups[0].plan["task"]["headline_metric"]
+    headline_metric = groups[0].plan["task"]["headline_metric"]
     measured_runs = [
         (group, run, run.fine_tuned)
         for group, run in _group_runs(groups)
-        if run.fine_tuned is not None and run.fine_tuned["metrics"][metric]["clients"]
+        if run.fine_tuned is not None and run.fine_tuned["metrics"][headline_metric]["clients"]
     ]
     if not measured_runs:
         return None
-    note = simulation_note([run for _, run, _ in measured_runs])
+    figure_note = simulation_note([run for _, run, _ in measured_runs])
     run_means = []
-    with canvas(2.9, note) as (figure, png):
+    with canvas(2.9, figure_note) as (figure, png):
         value_panel, change_panel = figure.subplots(1, 2)
         change_panel.axhline(0.0, color=SOFT, linewidth=0.9)
         line_by_label: dict[str, Line2D] = {}
         for group, run, fine_tuned in measured_runs:
-            metric_values = fine_tuned["metrics"][metric]
-            prefix = f"{group.label}, " if len(groups) > 1 else ""
+            metric_values = fine_tuned["metrics"][headline_metric]
+            label_prefix = f"{group.label}, " if len(groups) > 1 else ""
             for stage in ("before", "after"):
                 deciles = metric_values[stage]["deciles"]
                 is_before = stage == "before"
-                line = _draw_deciles(value_panel, group, metric, deciles, hollow=is_before)
-                line_by_label.setdefault(f"{prefix}{stage} fine-tuning", line)
-            _draw_deciles(change_panel, group, metric, metric_values["change"]["deciles"])
+                decile_line = _draw_deciles(
+                    value_panel, group, headline_metric, deciles, hollow=is_before
+                )
+                line_by_label.setdefault(f"{label_prefix}{stage} fine-tuning", decile_line)
+            _draw_deciles(change_panel, group, headline_metric, metric_values["change"]["deciles"])
             run_name = f"{group.label}, seed {run.config.seed}"
-            run_means.append(f"{run_name}, {_fine_tuning_in_words(metric, fine_tuned)}")
-        value_panel.set_title(metric_name(metric).capitalize())
+            run_means.append(f"{run_name}, {_fine_tuning_in_words(headline_metric, fine_tuned)}")
+        value_panel.set_title(metric_name(headline_metric).capitalize())
         change_panel.set_title("Each client's change")
         legend_above(figure, list(line_by_label.values()), list(line_by_label))
     means_text = "; ".join(run_means)
     caption = (
-        f"Deciles over clients of the {metric_name(metric)} before and after the model is trained "
-        "on half of the client's examples, on the other half or the split that is named; and of "
-        f"the change. Means: {means_text}. The guarantee does not cover these exact functions of "
-        "data."
+        f"Deciles over clients of the {metric_name(headline_metric)} before and after the model is "
+        "trained on half of the client's examples, on the other half or the split that is named; "
+        f"and of the change. Means: {means_text}. The guarantee does not cover these exact "
+        "functions of data."
     )
     return Plot(
-        png=png.getvalue(), caption=caption, note=note, alt=f"Line plots. Means: {means_text}."
+        png=png.getvalue(),
+        caption=caption,
+        note=figure_note,
+        alt=f"Line plots. Means: {means_text}.",
     )
 
 
 def _fine_tuning_in_words(metric: str, fine_tuned: Mapping[str, Any]) -> str:
-    """Returns a text on fine-tuning: its options, means before and after, numbers of clients."""
+    """Returns a text with the options of fine-tuning, the means before and after it, and the
+    numbers of clients.
+    """
     metric_values = fine_tuned["metrics"][metric]
     means_text = " to ".join(
         metric_value(metric, metric_values[stage]["mean"]) for stage in ("before", "after")
     )
-    options = f"--fine-tune {fine_tuned['epochs']}"
+    option_text = f"--fine-tune {fine_tuned['epochs']}"
     if "learning_rate" in fine_tuned:
-        options += f" --learning-rate {plain(fine_tuned['learning_rate'])}"
+        option_text += f" --learning-rate {plain(fine_tuned['learning_rate'])}"
     num_not_finite = metric_values.get("clients_not_finite", 0)
     num_excluded = (
         metric_values["clients_undefined"] + num_not_finite + sum(fine_tuned["left_out"].values())
     )
     return (
-        f"{options}, on {fine_tuned['measured_on']}: {means_text} "
+        f"{option_text}, on {fine_tuned['measured_on']}: {means_text} "
         f"over {metric_values['clients']:,} clients, {num_excluded:,} left out, "
         f"{num_not_finite:,} of these for values that are not finite"
     )
@@ -163,24 +175,24 @@ def participation_plot(runs: Sequence[Run]) -> Plot | None:
     such runs would be the count of no run.
     """
     finished_runs = [run for run in runs if run.result is not None]
-    sizes = {
+    run_sizes = {
         (run.config.rounds, run.config.cohort_size, _participation(run)["population"])
         for run in finished_runs
     }
-    if len(sizes) != 1:
+    if len(run_sizes) != 1:
         return None
-    note = simulation_note(finished_runs)
-    with canvas(2.8, note) as (figure, png):
+    figure_note = simulation_note(finished_runs)
+    with canvas(2.8, figure_note) as (figure, png):
         ax = figure.subplots()
         ax.set_title("How often clients took part")
-        alt = f"Bar plot. {_draw_participation(ax, finished_runs)}"
+        alt_text = f"Bar plot. {_draw_participation(ax, finished_runs)}"
     caption = (
         "Clients by the number of rounds in which they took part; the grey bar "
         "counts those that never did."
     )
     if len(finished_runs) > 1:
         caption += " Bars are means over runs, and lines span the smallest and the largest count."
-    return Plot(png=png.getvalue(), caption=caption, note=note, alt=alt)
+    return Plot(png=png.getvalue(), caption=caption, note=figure_note, alt=alt_text)
 
 
 def _draw_participation(ax: Axes, runs: Sequence[Run]) -> str:
@@ -188,23 +200,27 @@ def _draw_participation(ax: Axes, runs: Sequence[Run]) -> str:
     words.
     """
     histograms = [_clients_by_participations(run) for run in runs]
-    limits = {run.plan["participation"]["max_participations"] for run in runs}
-    limit = None
-    if len(limits) == 1:
-        limit = limits.pop()
+    planned_limits = {run.plan["participation"]["max_participations"] for run in runs}
+    planned_limit = None
+    if len(planned_limits) == 1:
+        planned_limit = planned_limits.pop()
     num_bars = 1 + max(map(max, histograms))
-    if limit is not None and limit <= 2 * num_bars:
-        num_bars = max(num_bars, limit + 1)
-    times = np.arange(num_bars)
-    counts = np.array([[histogram.get(t, 0) for t in times] for histogram in histograms])
-    mean = counts.mean(axis=0)
+    if planned_limit is not None and planned_limit <= 2 * num_bars:
+        num_bars = max(num_bars, planned_limit + 1)
+    num_times = np.arange(num_bars)
+    clients_by_run = np.array(
+        [[histogram.get(t, 0) for t in num_times] for histogram in histograms]
+    )
+    mean_clients = clients_by_run.mean(axis=0)
     error_bars: np.ndarray | None = None
-    if (counts != mean).any():
-        error_bars = np.stack([mean - counts.min(axis=0), counts.max(axis=0) - mean])
+    if (clients_by_run != mean_clients).any():
+        error_bars = np.stack(
+            [mean_clients - clients_by_run.min(axis=0), clients_by_run.max(axis=0) - mean_clients]
+        )
     bars = ax.bar(
-        times,
-        mean,
-        color=[_participation_color(t, limit) for t in times],
+        num_times,
+        mean_clients,
+        color=[_participation_color(t, planned_limit) for t in num_times],
         yerr=error_bars,
         ecolor=INK,
         capsize=3,
@@ -213,18 +229,19 @@ def _draw_participation(ax: Axes, runs: Sequence[Run]) -> str:
         ax.bar_label(bars, fmt="{:,.0f}", padding=3, fontsize=9)
     ax.margins(y=0.15)
     axis_label = "participations of one client"
-    if limit is not None:
-        axis_label += f", planned limit {limit:,}"
+    if planned_limit is not None:
+        axis_label += f", planned limit {planned_limit:,}"
     ax.set_xlabel(axis_label)
-    if limit is not None and limit < num_bars:
-        ax.axvline(limit + 0.5, color=INK, linewidth=1.2, linestyle=DASHED)
+    if planned_limit is not None and planned_limit < num_bars:
+        ax.axvline(planned_limit + 0.5, color=INK, linewidth=1.2, linestyle=DASHED)
     ax.set_ylabel("clients")
     ax.grid(axis="x", visible=False)
     ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=16, min_n_ticks=1))
     ax.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
     ax.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     return "; ".join(
-        f"{t} times: {num_clients:,.0f} clients" for t, num_clients in zip(times, mean, strict=True)
+        f"{t} times: {num_clients:,.0f} clients"
+        for t, num_clients in zip(num_times, mean_clients, strict=True)
     )
 
 
@@ -257,21 +274,25 @@ def spending_plot(runs: Sequence[Run]) -> Plot | None:
     It returns None if no finished run has a budget, or if their populations differ.
     """
     finished_runs = [run for run in runs if run.result is not None]
-    participations = [
+    recorded_participations = [
         _participation(run)
         for run in finished_runs
         if "clients_by_share_spent" in _participation(run)
     ]
-    if len({participation["population"] for participation in participations}) != 1:
+    if len({participation["population"] for participation in recorded_participations}) != 1:
         return None
-    histograms = [participation["clients_by_share_spent"] for participation in participations]
-    intervals = list(histograms[0])
-    counts = [[histogram[interval] for interval in intervals] for histogram in histograms]
-    mean = np.mean(counts, axis=0)
-    note = simulation_note(finished_runs)
-    with canvas(2.8, note) as (figure, png):
+    histograms = [
+        participation["clients_by_share_spent"] for participation in recorded_participations
+    ]
+    share_intervals = list(histograms[0])
+    clients_by_run = [
+        [histogram[interval] for interval in share_intervals] for histogram in histograms
+    ]
+    mean_clients = np.mean(clients_by_run, axis=0)
+    figure_note = simulation_note(finished_runs)
+    with canvas(2.8, figure_note) as (figure, png):
         ax = figure.subplots()
-        bars = ax.bar(intervals, mean, color=_BAR_COLOR)
+        bars = ax.bar(share_intervals, mean_clients, color=_BAR_COLOR)
         ax.bar_label(bars, fmt="{:,.0f}", padding=3, fontsize=9)
         ax.set(
             title="What clients spent of their budget",
@@ -284,11 +305,11 @@ def spending_plot(runs: Sequence[Run]) -> Plot | None:
         "Clients that took part by what their rounds cost: their summed |X|, in parts of the "
         "squared participation budget."
     )
-    if len(participations) > 1:
+    if len(recorded_participations) > 1:
         caption += " Bars are means over runs."
     bars_in_words = [
         f"{interval}: {num_clients:,.0f} clients"
-        for interval, num_clients in zip(intervals, mean, strict=True)
+        for interval, num_clients in zip(share_intervals, mean_clients, strict=True)
     ]
-    alt = f"Bar plot. {'; '.join(bars_in_words)}"
-    return Plot(png=png.getvalue(), caption=caption, note=note, alt=alt)
+    alt_text = f"Bar plot. {'; '.join(bars_in_words)}"
+    return Plot(png=png.getvalue(), caption=caption, note=figure_note, alt=alt_text)

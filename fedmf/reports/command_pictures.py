@@ -1,5 +1,5 @@
-"""Pictures that commands draw, such as `fedmf plan bands --out`: of a forecast, a mechanism, a
-choice of bands or a comparison. Plots of a report on runs are in the modules *_plots.
+"""Pictures that commands such as `fedmf plan bands --out` draw. They show a forecast, a mechanism,
+a choice of bands or a comparison. Plots of a report on runs are in the modules *_plots.
 """
 
 import textwrap
@@ -49,14 +49,14 @@ def participation_picture(forecast: dict[str, Any]) -> bytes:
     Args:
       forecast: of `fedmf.cohorts.forecast.forecast`, with "availability" and "sampling".
     """
-    note = ""
+    simulation_note = ""
     if forecast["simulated_population"] != forecast["population"]:
         population = forecast["simulated_population"]
         cohort_size = forecast["simulated_cohort_size"]
-        note = (
+        simulation_note = (
             f"Simulated with {population:,} clients and cohorts of {cohort_size:,}, the same share."
         )
-    with canvas(5.4, note) as (figure, png):
+    with canvas(5.4, simulation_note) as (figure, png):
         figure.suptitle(
             textwrap.fill(picture_title(forecast), _TITLE_WIDTH), fontsize=10.5, fontweight="bold"
         )
@@ -68,17 +68,19 @@ def participation_picture(forecast: dict[str, Any]) -> bytes:
 
 def picture_title(forecast: dict[str, Any]) -> str:
     """Returns a title that states the settings of a forecast in words."""
-    kind = forecast["availability"].partition(":")[0]
-    availability = "always available" if kind == "always" else f"{kind} availability"
-    settings = [
+    availability_kind = forecast["availability"].partition(":")[0]
+    availability = (
+        "always available" if availability_kind == "always" else f"{availability_kind} availability"
+    )
+    setting_texts = [
         f"{forecast['population']:,} clients",
         f"{forecast['cohort_size']:,} a round",
         availability,
     ]
     if forecast["sampling"]:
-        settings.append(f"{forecast['sampling']} sampling")
-    settings.append(Participation.from_limits(forecast).describe_limit())
-    return ", ".join(settings)
+        setting_texts.append(f"{forecast['sampling']} sampling")
+    setting_texts.append(Participation.from_limits(forecast).describe_limit())
+    return ", ".join(setting_texts)
 
 
 def _draw_rounds(ax: Axes, forecast: dict[str, Any]) -> None:
@@ -89,25 +91,25 @@ def _draw_rounds(ax: Axes, forecast: dict[str, Any]) -> None:
     Rounds without enough clients are shaded.
     """
     n = forecast["rounds"]
-    pool = forecast["pool"]
-    if pool:
-        rounds = forecast["pool_rounds"]
-        values = pool
-        title = "The pool, in cohorts"
+    pool_sizes = forecast["pool"]
+    if pool_sizes:
+        plotted_rounds = forecast["pool_rounds"]
+        client_counts = pool_sizes
+        panel_title = "The pool, in cohorts"
         axis_label = "eligible and available"
     else:
-        rounds = range(n)
-        values = forecast["cohorts"]
-        title = "Clients that take part, in cohorts"
+        plotted_rounds = range(n)
+        client_counts = forecast["cohorts"]
+        panel_title = "Clients that take part, in cohorts"
         axis_label = "selected"
-    ax.plot(rounds, values, color=BLUE, linewidth=1, marker=marker(values))
+    ax.plot(plotted_rounds, client_counts, color=BLUE, linewidth=1, marker=marker(client_counts))
     ax.axhline(1.0, color=RED, linewidth=1.1, linestyle=DASHED)
-    if pool:
+    if pool_sizes:
         tens(ax)
-        ax.set_ylim(0.85 * max(0.01, min(0.7, *pool)), 1.2 * max(1.5, *pool))
+        ax.set_ylim(0.85 * max(0.01, min(0.7, *pool_sizes)), 1.2 * max(1.5, *pool_sizes))
     else:
         ax.set_ylim(bottom=0)
-    ax.set(title=title, xlabel="round", ylabel=axis_label, xlim=(-0.5, n - 0.5))
+    ax.set(title=panel_title, xlabel="round", ylabel=axis_label, xlim=(-0.5, n - 0.5))
     dry_rounds = forecast["dry"]
     if dry_rounds:
         ax.broken_barh(
@@ -125,15 +127,15 @@ def _draw_rounds(ax: Axes, forecast: dict[str, Any]) -> None:
 
 
 def _draw_histogram(ax: Axes, forecast: dict[str, Any]) -> None:
-    """Draws a histogram of participations: the percentage of clients for each number."""
-    fractions = forecast["histogram"]
+    """Draws a histogram of the percentage of clients for each number of participations."""
+    fraction_by_times = forecast["histogram"]
     max_participations = forecast["max_participations"]
-    max_times = max(fractions)
-    times = range(max_times + 1)
-    percents = [100 * fractions.get(k, 0.0) for k in times]
-    colors = [_bar_color(k, max_participations) for k in times]
+    max_times = max(fraction_by_times)
+    participation_counts = range(max_times + 1)
+    client_percents = [100 * fraction_by_times.get(k, 0.0) for k in participation_counts]
+    colors = [_bar_color(k, max_participations) for k in participation_counts]
     bar_width = 0.8 if max_times < _MAX_SEPARATE_BARS else 1.0
-    bars = ax.bar(times, percents, width=bar_width, color=colors)
+    bars = ax.bar(participation_counts, client_percents, width=bar_width, color=colors)
     if max_times < _MAX_LABELLED_BARS:
         ax.bar_label(bars, fmt=_percent_label, padding=2, fontsize=7.5)
     if max_participations <= max(2 * max_times, 12):
@@ -153,7 +155,7 @@ def _bar_color(times: int, limit: int) -> str:
 
 
 def _percent_label(percent: float) -> str:
-    """Returns the label of a bar in percent; empty for 0."""
+    """Returns the label of a bar in percent, which is empty for 0."""
     return f"{percent:.2g}%" if percent else ""
 
 
@@ -172,22 +174,24 @@ def mechanism_picture(
       sensitivity: of the mechanism.
       errors: standard deviation of each round's error at noise multiplier 1 and clip norm 1, (n,).
     """
-    panels = []
+    matrix_panels = []
     if is_drawable(mechanism):
-        panels = [
+        matrix_panels = [
             (drawn_encoder(mechanism, 1 / sensitivity), "encoder C", "round", "released row"),
             (drawn_noise(mechanism, sensitivity)[0], "noising N", "noise source", "round"),
             (drawn_gram(mechanism, 1 / sensitivity), "gram X = CᵀC", "round", "round"),
         ]
-    height = 6.3 if panels else 3.2
-    with canvas(height, "") as (figure, png):
+    figure_height = 6.3 if matrix_panels else 3.2
+    with canvas(figure_height, "") as (figure, png):
         figure.suptitle(title, fontsize=10.5, fontweight="bold")
-        if panels:
+        if matrix_panels:
             *matrix_axes, ax = figure.subplots(2, 2).flat
         else:
             matrix_axes = []
             ax = figure.subplots()
-        for matrix_ax, (matrix, name, xlabel, ylabel) in zip(matrix_axes, panels, strict=True):
+        for matrix_ax, (matrix, name, xlabel, ylabel) in zip(
+            matrix_axes, matrix_panels, strict=True
+        ):
             norm = shared_norm([matrix.entries])
             draw_heat_map(matrix_ax, without_specks(matrix.entries), norm, size=matrix.size)
             matrix_ax.set(title=name, xlabel=xlabel, ylabel=ylabel)
@@ -218,19 +222,23 @@ def bands_picture(choice: dict[str, Any]) -> bytes:
     with canvas(3.9, "") as (figure, png):
         ax = figure.subplots()
         ticks = sorted(set(bands))
-        powers = [b for b in ticks if b & (b - 1) == 0]
-        if len(powers) > 1:
-            ticks = powers
+        power_ticks = [b for b in ticks if b & (b - 1) == 0]
+        if len(power_ticks) > 1:
+            ticks = power_ticks
         powers_of_two(ax, ticks)
         ax.plot(bands, errors, color=BLUE, zorder=2)
         _draw_bands(ax, banded_rows, is_amplified=True)
         _draw_bands(ax, banded_rows, is_amplified=False)
         for row in candidate_rows:
             if row["family"] == "dense":
-                label = "dense, without amplification"
-                ax.axhline(row["rmse"], color=RED, linewidth=1.4, linestyle=DASHED, label=label)
-        near_best = (best_bands["rmse"], 1.01 * best_bands["rmse"])
-        ax.axhspan(*near_best, color=SOFT, alpha=0.18, linewidth=0, label="within 1% of the best")
+                dense_label = "dense, without amplification"
+                ax.axhline(
+                    row["rmse"], color=RED, linewidth=1.4, linestyle=DASHED, label=dense_label
+                )
+        near_best_range = (best_bands["rmse"], 1.01 * best_bands["rmse"])
+        ax.axhspan(
+            *near_best_range, color=SOFT, alpha=0.18, linewidth=0, label="within 1% of the best"
+        )
         best_name = "the dense optimum"
         if best_bands["family"] != "dense":
             best_name = f"{best_bands['bands']} {plural('band', best_bands['bands'])}"
@@ -244,8 +252,10 @@ def bands_picture(choice: dict[str, Any]) -> bytes:
                 mec=BLUE,
                 zorder=4,
             )
-        title = f"Error over bands at epsilon {choice['epsilon']:g}: the choice is {best_name}"
-        ax.set_title(title)
+        figure_title = (
+            f"Error over bands at epsilon {choice['epsilon']:g}: the choice is {best_name}"
+        )
+        ax.set_title(figure_title)
         ax.set(xlabel="bands", ylabel="rmse of a round's running query")
         ax.yaxis.set_major_formatter(ScalarFormatter(useOffset=False))
         ax.legend(loc="best")
@@ -254,16 +264,16 @@ def bands_picture(choice: dict[str, Any]) -> bytes:
 
 def _draw_bands(ax: Axes, rows: Sequence[dict[str, Any]], *, is_amplified: bool) -> None:
     """Draws a point for each number of bands, either with or without amplification."""
-    points = [(row["bands"], row["rmse"]) for row in rows if row["amplified"] == is_amplified]
-    if not points:
+    band_errors = [(row["bands"], row["rmse"]) for row in rows if row["amplified"] == is_amplified]
+    if not band_errors:
         return
     color = RED
-    label = "without amplification"
+    line_label = "without amplification"
     if is_amplified:
         color = BLUE
-        label = "amplified by sampling"
-    bands, errors = zip(*points, strict=True)
-    ax.plot(bands, errors, "o", color=color, label=label, markersize=5, zorder=3)
+        line_label = "amplified by sampling"
+    bands, errors = zip(*band_errors, strict=True)
+    ax.plot(bands, errors, "o", color=color, label=line_label, markersize=5, zorder=3)
 
 
 def comparison_picture(summary: dict[str, Any]) -> bytes:
@@ -293,11 +303,11 @@ def comparison_picture(summary: dict[str, Any]) -> bytes:
                 risk_style = style
                 risk_label = name
             epsilons = [row["epsilon"] for row in rows]
-            errors = [row["effective_rmse"] for row in rows]
-            error_panel.plot(epsilons, errors, label=name, **style)
+            effective_errors = [row["effective_rmse"] for row in rows]
+            error_panel.plot(epsilons, effective_errors, label=name, **style)
             if risk_label not in risk_panel.get_legend_handles_labels()[1]:
-                advantages = [row["advantage"] for row in rows]
-                risk_panel.plot(epsilons, advantages, label=risk_label, **risk_style)
+                attacker_advantages = [row["advantage"] for row in rows]
+                risk_panel.plot(epsilons, attacker_advantages, label=risk_label, **risk_style)
         for ax in (error_panel, risk_panel):
             powers_of_two(ax, sorted({row["epsilon"] for row in summary["rows"]}))
             ax.set_xlabel(f"epsilon at delta {summary['delta']:g}")

@@ -1,4 +1,4 @@
-"""Computation of a mechanism's matrices for heat maps.
+"""Functions that compute the matrices of a mechanism which reports show as heat maps.
 
 The letters are C for the encoder, N for the noise matrix and X for C^T C. Z is a matrix of
 independent standard normals. Of long runs, at most a thousand rounds at equal distances are drawn.
@@ -26,7 +26,7 @@ MAX_FORMED_ROUNDS = 8192
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DrawnMatrix:
-    """Matrix for a heat map; of a large matrix, only some entries are kept.
+    """Matrix for a heat map, which has only some of the entries of a large matrix.
 
     Attributes:
       entries: float64; for a large matrix, some of its rows, with the entry of the largest absolute
@@ -39,12 +39,12 @@ class DrawnMatrix:
 
 
 def full_matrix(matrix: np.ndarray) -> DrawnMatrix:
-    """Wraps a matrix of which all entries are drawn."""
+    """Wraps a matrix whose entries are all shown in the heat map."""
     return DrawnMatrix(entries=matrix, size=(matrix.shape[0], matrix.shape[1]))
 
 
 def drawn_rounds(rounds: int, limit: int = MAX_DRAWN_ROUNDS) -> np.ndarray:
-    """Returns the rounds that are drawn: all rounds, or some at equal distances.
+    """Returns the rounds that a heat map shows, which are all rounds, or some at equal distances.
 
     >>> drawn_rounds(10, 4)
     array([0, 3, 6, 9])
@@ -66,16 +66,19 @@ def drawn_noise(
     if n <= limit:
         noise_weights = scale * mechanism.noising()
         return full_matrix(noise_weights), full_matrix(correlation(noise_weights))
-    rounds = drawn_rounds(n, limit)
+    plotted_rounds = drawn_rounds(n, limit)
     noise_rows = NoisingRows(mechanism)
-    pooled_columns = PooledColumns(len(rounds), noise_rows.num_sources)
-    covariance = np.zeros((len(rounds), len(rounds)))
-    for first_column, block in noise_rows.blocks(rounds, rounds + 1):
-        # If the noise matrix N is lower triangular, the rows of rounds before the block are 0.
+    pooled_columns = PooledColumns(len(plotted_rounds), noise_rows.num_sources)
+    covariance = np.zeros((len(plotted_rounds), len(plotted_rounds)))
+    for first_column, block in noise_rows.blocks(plotted_rounds, plotted_rounds + 1):
+        # If the noise matrix N is lower triangular, the rows of rounds before this block of columns
+        # are 0.
         nonzero_rows = np.flatnonzero(block.any(axis=1))
         if len(nonzero_rows):
-            start = nonzero_rows[0]
-            covariance[start:, start:] += block[start:] @ block[start:].T
+            first_nonzero_row = nonzero_rows[0]
+            covariance[first_nonzero_row:, first_nonzero_row:] += (
+                block[first_nonzero_row:] @ block[first_nonzero_row:].T
+            )
         pooled_columns.add(first_column, block)
     noise_weights = scale * pooled_columns.entries
     return (
@@ -97,9 +100,9 @@ def drawn_encoder(mechanism: Mechanism, scale: float, limit: int = MAX_DRAWN_ROU
     n = mechanism.rounds
     if n <= limit or not has_encoder_rows(mechanism):
         return full_matrix(scale * mechanism.encoder())
-    rounds = drawn_rounds(n, limit)
-    pooled_columns = PooledColumns(len(rounds), n)
-    for first_column, block in encoder_blocks(mechanism, rounds):
+    plotted_rounds = drawn_rounds(n, limit)
+    pooled_columns = PooledColumns(len(plotted_rounds), n)
+    for first_column, block in encoder_blocks(mechanism, plotted_rounds):
         pooled_columns.add(first_column, block)
     return DrawnMatrix(entries=scale * pooled_columns.entries, size=(n, n))
 
@@ -128,15 +131,15 @@ class PooledColumns:
 
     def add(self, first_column: int, block: np.ndarray) -> None:
         """Adds a block of columns, the first of which has index `first_column`."""
-        columns = first_column + np.arange(block.shape[1])
-        pooled_columns = columns * self.entries.shape[1] // self._num_columns
-        starts = np.flatnonzero(np.diff(pooled_columns, prepend=-1))
-        highest_values = np.maximum.reduceat(block, starts, axis=1)
-        lowest_values = np.minimum.reduceat(block, starts, axis=1)
+        column_indices = first_column + np.arange(block.shape[1])
+        pooled_columns = column_indices * self.entries.shape[1] // self._num_columns
+        pool_starts = np.flatnonzero(np.diff(pooled_columns, prepend=-1))
+        highest_values = np.maximum.reduceat(block, pool_starts, axis=1)
+        lowest_values = np.minimum.reduceat(block, pool_starts, axis=1)
         largest_by_magnitude = np.where(
             highest_values >= -lowest_values, highest_values, lowest_values
         )
-        pooled_columns = pooled_columns[starts]
+        pooled_columns = pooled_columns[pool_starts]
         previous_values = self.entries[:, pooled_columns]
         is_larger = np.abs(largest_by_magnitude) > np.abs(previous_values)
         self.entries[:, pooled_columns] = np.where(is_larger, largest_by_magnitude, previous_values)
@@ -156,5 +159,5 @@ def correlation_of(covariance: np.ndarray) -> np.ndarray:
     Entries of rounds without noise are 0.
     """
     std = np.sqrt(np.diag(covariance))
-    scale = np.divide(1.0, std, out=np.zeros_like(std), where=std > 0)
-    return without_specks(covariance * scale[:, None] * scale[None, :])
+    inverse_std = np.divide(1.0, std, out=np.zeros_like(std), where=std > 0)
+    return without_specks(covariance * inverse_std[:, None] * inverse_std[None, :])

@@ -53,7 +53,9 @@ class RunGroup:
 
     @property
     def config(self) -> TrainConfig:
-        """Configuration of the group's first run; the others differ in their seed only."""
+        """Configuration of the group's first run, which differs from that of the other runs in the
+        seed only.
+        """
         return self.runs[0].config
 
     @property
@@ -74,14 +76,16 @@ def group_runs(runs: Sequence[Run]) -> list[RunGroup]:
     """
     runs_by_config: dict[TrainConfig, list[Run]] = {}
     for run in runs:
-        config = dataclasses.replace(config_as_run(run), seed=0)
-        runs_by_config.setdefault(config, []).append(run)
+        config_without_seed = dataclasses.replace(config_as_run(run), seed=0)
+        runs_by_config.setdefault(config_without_seed, []).append(run)
     first_runs = [members[0] for members in runs_by_config.values()]
-    labels = group_labels(first_runs)
-    styles = group_styles([run.config.family for run in first_runs])
-    groups = []
-    for label, style, members in zip(labels, styles, runs_by_config.values(), strict=True):
-        groups.append(
+    label_by_group = group_labels(first_runs)
+    style_by_group = group_styles([run.config.family for run in first_runs])
+    run_groups = []
+    for label, style, members in zip(
+        label_by_group, style_by_group, runs_by_config.values(), strict=True
+    ):
+        run_groups.append(
             RunGroup(
                 label=label,
                 mechanism=mechanism_label(members[0]),
@@ -90,7 +94,7 @@ def group_runs(runs: Sequence[Run]) -> list[RunGroup]:
                 runs=tuple(members),
             )
         )
-    return groups
+    return run_groups
 
 
 def runs_of(groups: Sequence[RunGroup]) -> list[Run]:
@@ -101,7 +105,9 @@ def runs_of(groups: Sequence[RunGroup]) -> list[Run]:
 def _group_by_noise(
     groups: Sequence[RunGroup], scale: Callable[[RunGroup], float]
 ) -> list[list[RunGroup]]:
-    """Returns lists of private groups that have the same noise matrix N and the same scale."""
+    """Returns lists of groups of private runs that have the same noise matrix N and the same noise
+    scale.
+    """
     groups_by_noise: dict[tuple[Any, ...], list[RunGroup]] = {}
     for group in groups:
         if group.private:
@@ -123,28 +129,30 @@ def _noise_identity(group: RunGroup) -> tuple[Any, ...]:
 
 
 def distinct_mechanisms(groups: Sequence[RunGroup]) -> list[tuple[str, list[RunGroup]]]:
-    """Returns lists of private groups with the same noise matrix and sensitivity, with labels."""
+    """Returns lists of groups of private runs with the same noise matrix and sensitivity, each with
+    a label.
+    """
     same_noise_groups = _group_by_noise(groups, lambda group: group.plan["sensitivity"]["value"])
-    mechanisms = [same_noise[0].mechanism for same_noise in same_noise_groups]
+    mechanism_names = [same_noise[0].mechanism for same_noise in same_noise_groups]
     labelled_groups = []
     for same_noise in same_noise_groups:
         first_group = same_noise[0]
         num_others = len(same_noise) - 1
         is_simulation = not num_others and first_group.config.claimed_cohort is not None
-        if mechanisms.count(first_group.mechanism) == 1 and not is_simulation:
-            # The name of the mechanism suffices as a label, because its matrices do not depend on
+        if mechanism_names.count(first_group.mechanism) == 1 and not is_simulation:
+            # The name of the mechanism is a sufficient label, because its matrices do not depend on
             # epsilon.
-            label = first_group.mechanism
+            group_label = first_group.mechanism
         elif num_others:
-            label = f"{first_group.label} and {num_others} more"
+            group_label = f"{first_group.label} and {num_others} more"
         else:
-            label = first_group.label
-        labelled_groups.append((label, same_noise))
+            group_label = first_group.label
+        labelled_groups.append((group_label, same_noise))
     return labelled_groups
 
 
 def distinct_noise(groups: Sequence[RunGroup]) -> list[RunGroup]:
-    """Returns one private group for each distinct noise on the cohort's average update.
+    """Returns one group of private runs for each distinct noise on the cohort's average update.
 
     The labels name the differences between these groups alone.
     """
@@ -155,11 +163,11 @@ def distinct_noise(groups: Sequence[RunGroup]) -> list[RunGroup]:
     if len(first_groups) == sum(group.private for group in groups):
         return first_groups
     tuned_values = {name: getattr(first_groups[0].config, name) for name in TUNED}
-    runs = []
+    reference_runs = []
     for group in first_groups:
-        config = dataclasses.replace(group.config, **tuned_values)
-        runs.append(dataclasses.replace(group.runs[0], config=config))
-    return group_runs(runs)
+        untuned_config = dataclasses.replace(group.config, **tuned_values)
+        reference_runs.append(dataclasses.replace(group.runs[0], config=untuned_config))
+    return group_runs(reference_runs)
 
 
 class NoiseLevels(NamedTuple):
@@ -180,11 +188,11 @@ def noise_levels(group: RunGroup) -> NoiseLevels:
     In a simulation the plan's stddev has the factor simulated / claimed. Divided by the simulated
     cohort size it is therefore the noise on the average of the claimed cohort.
     """
-    scale = group.plan["stddev"] / group.config.cohort_size
+    noise_scale = group.plan["stddev"] / group.config.cohort_size
     noise_rows = NoisingRows(group.mechanism_of_noise)
     return NoiseLevels(
-        of_rounds=scale * noise_rows.round_deviations(),
-        of_sums=scale * noise_rows.sum_deviations(),
+        of_rounds=noise_scale * noise_rows.round_deviations(),
+        of_sums=noise_scale * noise_rows.sum_deviations(),
     )
 
 
@@ -197,9 +205,9 @@ def mean_over_runs(group: RunGroup, name: str) -> tuple[np.ndarray, np.ndarray]:
         {row["round"] + 1: row[name] for row in run.metrics if row.get(name) is not None}
         for run in group.runs
     ]
-    rounds = sorted(set.intersection(*map(set, values_by_round)))
-    run_values = [[values[t] for t in rounds] for values in values_by_round]
-    return np.array(rounds), np.array(run_values, dtype=np.float64).mean(axis=0)
+    common_rounds = sorted(set.intersection(*map(set, values_by_round)))
+    run_values = [[values[t] for t in common_rounds] for values in values_by_round]
+    return np.array(common_rounds), np.array(run_values, dtype=np.float64).mean(axis=0)
 
 
 def validation_curve(run: Run) -> tuple[np.ndarray, np.ndarray]:
@@ -207,11 +215,11 @@ def validation_curve(run: Run) -> tuple[np.ndarray, np.ndarray]:
 
     It consists of numbers of completed rounds, and of values of the headline metric.
     """
-    metric = run.plan["task"]["headline_metric"]
-    validation_rows = [row for row in run.metrics if metric in row.get("validation", {})]
-    rounds = np.array([row["round"] + 1 for row in validation_rows], dtype=np.int64)
-    return rounds, np.array(
-        [row["validation"][metric] for row in validation_rows], dtype=np.float64
+    headline_metric = run.plan["task"]["headline_metric"]
+    validation_rows = [row for row in run.metrics if headline_metric in row.get("validation", {})]
+    completed_rounds = np.array([row["round"] + 1 for row in validation_rows], dtype=np.int64)
+    return completed_rounds, np.array(
+        [row["validation"][headline_metric] for row in validation_rows], dtype=np.float64
     )
 
 
@@ -242,32 +250,34 @@ def private_curve(run: Run, name: str) -> PrivateCurve:
     half_range = 0.5
     if name == "loss":
         half_range = largest_loss / 2
-    window = run.config.evaluate_every
-    starts = range(0, len(private_rows), window)
-    window_ends = [min(start + window, len(private_rows)) for start in starts]
-    noise_factors = _window_factors(run, private_rows, starts, window_ends)
+    window_rounds = run.config.evaluate_every
+    window_starts = range(0, len(private_rows), window_rounds)
+    window_ends = [min(start + window_rounds, len(private_rows)) for start in window_starts]
+    noise_factors = _window_factors(run, private_rows, window_starts, window_ends)
     window_means = []
-    stds = []
-    for start, end, noise_factor in zip(starts, window_ends, noise_factors, strict=True):
-        mean = mean_over(private_rows[start:end], name, largest_loss=largest_loss)
+    window_stds = []
+    for start, end, noise_factor in zip(window_starts, window_ends, noise_factors, strict=True):
+        window_mean = mean_over(private_rows[start:end], name, largest_loss=largest_loss)
         round_std = private_rows[start]["stddev"]["clients"]
-        std = math.nan
-        if round_std is not None and not math.isnan(mean):
+        window_std = math.nan
+        if round_std is not None and not math.isnan(window_mean):
             num_clients = sum(row["clients"] for row in private_rows[start:end])
             client_std = round_std * noise_factor * half_range
-            std = client_std * math.hypot(1, mean / half_range - 1) / num_clients
-        window_means.append(mean)
-        stds.append(std)
+            window_std = client_std * math.hypot(1, window_mean / half_range - 1) / num_clients
+        window_means.append(window_mean)
+        window_stds.append(window_std)
     return PrivateCurve(
-        rounds=np.array(window_ends, np.int64), means=np.array(window_means), stds=np.array(stds)
+        rounds=np.array(window_ends, np.int64),
+        means=np.array(window_means),
+        stds=np.array(window_stds),
     )
 
 
 def _window_factors(
     run: Run, rows: list[dict[str, Any]], starts: Sequence[int], ends: Sequence[int]
 ) -> np.ndarray:
-    """Returns for each window of rounds the standard deviation of the noise in its sum, divided by
-    that in its first round, as an array (windows,).
+    """Returns for each window of rounds the ratio of two standard deviations of noise, in the
+    window's sum and in its first round, as an array (windows,).
     """
     if not any(rows[start]["stddev"]["clients"] is not None for start in starts):
         return np.full(len(starts), np.nan)
@@ -281,21 +291,22 @@ def mean_curve(group: RunGroup) -> tuple[np.ndarray, np.ndarray]:
 
     The values of the metric have the shape (runs, rounds).
     """
-    curves = [validation_curve(run) for run in group.runs]
-    common_rounds = functools.reduce(np.intersect1d, [rounds for rounds, _ in curves])
-    run_values = [values[np.isin(rounds, common_rounds)] for rounds, values in curves]
+    run_curves = [validation_curve(run) for run in group.runs]
+    common_rounds = functools.reduce(np.intersect1d, [rounds for rounds, _ in run_curves])
+    run_values = [values[np.isin(rounds, common_rounds)] for rounds, values in run_curves]
     return common_rounds, np.stack(run_values)
 
 
 def final_metric(run: Run, split: str) -> float | None:
-    """Returns the final headline metric of a run on a split; None if there is no value.
+    """Returns the final headline metric of a run on a split of the data, or None if there is no
+    value.
 
     For an unfinished run it is the latest validation.
     """
-    metric = run.plan["task"]["headline_metric"]
+    headline_metric = run.plan["task"]["headline_metric"]
     if run.result is not None:
-        value = run.result[split].get(metric)
-        return None if value is None else float(value)
+        final_value = run.result[split].get(headline_metric)
+        return None if final_value is None else float(final_value)
     _, values = validation_curve(run)
     if split == "validation" and len(values):
         return float(values[-1])
@@ -303,7 +314,7 @@ def final_metric(run: Run, split: str) -> float | None:
 
 
 def unfinished(run: Run) -> str:
-    """Returns a text on the progress of an unfinished run; empty for a finished run."""
+    """Returns a text on the progress of an unfinished run, which is empty for a finished run."""
     if run.result is not None:
         return ""
     if not run.metrics:
@@ -312,7 +323,9 @@ def unfinished(run: Run) -> str:
 
 
 def ended(run: Run) -> str:
-    """Returns a text if a run ended early because it had reached an epsilon; else empty."""
+    """Returns a text that a run ended early because it had reached an epsilon, or an empty text if
+    it did not.
+    """
     if not run.ended_after:
         return ""
     return f"ended after {run.ended_after} of {run.config.rounds} rounds"
@@ -330,17 +343,17 @@ def simulation_note(runs: Sequence[Run]) -> str:
     ]
     if not simulated_cohorts:
         return ""
-    extent = ""
+    extent_text = ""
     if len(simulated_cohorts) < len(runs):
-        extent = (
+        extent_text = (
             f" in {len(simulated_cohorts)} of {len(runs)} runs, marked “simulates” in the tables"
         )
-    cohorts = "; ".join(
+    cohort_texts = "; ".join(
         f"{cohort_size:,} clients a round were simulated to estimate a cohort of {claimed:,} "
         f"(noise scaled by {cohort_size:,}/{claimed:,})"
         for cohort_size, claimed in sorted(set(simulated_cohorts))
     )
     return (
-        f"Simulation{extent}: {cohorts}. The epsilon shown is that of the claimed cohort; the "
-        "models trained here do not have it."
+        f"Simulation{extent_text}: {cohort_texts}. The epsilon shown is that of the claimed "
+        "cohort; the models trained here do not have it."
     )

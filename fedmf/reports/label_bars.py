@@ -52,22 +52,24 @@ def count_labels(
     The labels and client ids of examples are given as indices into their unique values.
     """
     num_clients = unique_ids.size
-    step = -(-num_clients // _MAX_BARS)
+    client_step = -(-num_clients // _MAX_BARS)
     label_counts = np.bincount(label_codes)
     frequent_labels = np.sort(np.argsort(-label_counts, kind="stable")[:_MAX_COLORS])
     column_by_label = np.full(unique_labels.size, frequent_labels.size)
     column_by_label[frequent_labels] = np.arange(frequent_labels.size)
-    is_plotted = client_codes % step == 0
-    client_bins = client_codes[is_plotted] // step
-    columns = column_by_label[label_codes[is_plotted]]
-    counts = np.zeros((-(-num_clients // step), frequent_labels.size + 1), np.int64)
-    np.add.at(counts, (client_bins, columns), 1)
+    is_plotted = client_codes % client_step == 0
+    client_bins = client_codes[is_plotted] // client_step
+    label_columns = column_by_label[label_codes[is_plotted]]
+    counts_by_client = np.zeros(
+        (-(-num_clients // client_step), frequent_labels.size + 1), np.int64
+    )
+    np.add.at(counts_by_client, (client_bins, label_columns), 1)
     return LabelBars(
-        counts=counts,
+        counts=counts_by_client,
         label_names=[_truncate(label) for label in unique_labels[frequent_labels]],
         has_other_labels=unique_labels.size > frequent_labels.size,
-        client_names=[_truncate(client) for client in unique_ids[::step]],
-        step=step,
+        client_names=[_truncate(client) for client in unique_ids[::client_step]],
+        step=client_step,
         num_clients=num_clients,
         num_examples=label_codes.size,
     )
@@ -82,14 +84,14 @@ def draw_label_bars(bars: LabelBars) -> bytes:
     if bars.has_other_labels:
         legend_names.append("others")
     num_legend_rows = -(-len(legend_names) // num_columns)
-    height = 1.1 + 0.1 * max(num_bars, 8) + 0.2 * num_legend_rows
-    with canvas(height, "") as (figure, png):
+    figure_height = 1.1 + 0.1 * max(num_bars, 8) + 0.2 * num_legend_rows
+    with canvas(figure_height, "") as (figure, png):
         ax = figure.subplots()
         _add_bars(ax, bars.counts, colors)
-        share = f"1 in {bars.step} of " if bars.step > 1 else ""
+        share_text = f"1 in {bars.step} of " if bars.step > 1 else ""
         ax.set(
             title=(
-                f"Examples of clients: {share}{bars.num_clients:,} clients, "
+                f"Examples of clients: {share_text}{bars.num_clients:,} clients, "
                 f"{bars.num_examples:,} examples"
             ),
             xlabel="examples",
@@ -106,15 +108,17 @@ def draw_label_bars(bars: LabelBars) -> bytes:
 
 
 def _add_bars(ax: Axes, counts: np.ndarray, colors: list[Any]) -> None:
-    """Draws a rectangle for each positive count; those of a client are stacked in its row."""
+    """Draws a rectangle for each positive count, where the rectangles of a client are stacked in
+    its row.
+    """
     row, column = np.nonzero(counts)
     x_end = np.cumsum(counts, axis=1)[row, column]
     x_start = x_end - counts[row, column]
     y_low = row - 0.43
     y_high = row + 0.43
     corners = np.array([(x_start, y_low), (x_end, y_low), (x_end, y_high), (x_start, y_high)])
-    rectangles = list(np.moveaxis(corners, -1, 0))
-    ax.add_collection(PolyCollection(rectangles, facecolors=[colors[k] for k in column]))
+    rectangle_corners = list(np.moveaxis(corners, -1, 0))
+    ax.add_collection(PolyCollection(rectangle_corners, facecolors=[colors[k] for k in column]))
 
 
 def _add_legend(figure: Figure, names: list[str], colors: list[Any], num_columns: int) -> None:
@@ -127,7 +131,8 @@ def _add_legend(figure: Figure, names: list[str], colors: list[Any], num_columns
         handlelength=1.0,
     )
     for text in legend.get_texts():
-        # matplotlib would take a $ in a label for the beginning of a formula.
+        # A $ in a label is escaped, because matplotlib would take it for the beginning of a
+        # formula.
         text.set_parse_math(False)
 
 

@@ -19,11 +19,11 @@ from fedmf.runs.folder import Run
 
 LineStyle = str | tuple[int, tuple[float, ...]]
 
-# Colours of runs that have no mechanism family: runs without noise, and mechanisms from files. All
-# colours of families are easy to distinguish, also for colour-blind readers. Grey lines are dashed.
+# Colours of runs without a mechanism family, which are runs without noise and mechanisms from
+# files. All colours of families are easy to distinguish, also for colour-blind readers.
 _COLORS = {"none": "#4a4a4a", "file": "#3c0f4b"}
-# The last of several shades of a colour has this fraction of white or black. It is still legible as
-# text.
+# The strongest shade of a colour is mixed with this fraction of white or black. It is still legible
+# as text.
 _MAX_SHADE = 0.45
 # Colours whose red, green and blue values have a larger sum are shaded with black, because white
 # would make them illegible.
@@ -40,9 +40,9 @@ _MAX_CHARACTERS = 60
 
 # Fields of the config that are tuned for the model's accuracy and do not change the noise.
 TUNED = ("client_learning_rate", "server_learning_rate", "server_momentum", "warmup", "cooldown")
-# A label contains one of these fields only if two groups would have the same label without it. The
-# table of run folders lists them in any case. The name of the mechanism shows the first three,
-# learning rates are tuned for each mechanism, and the rest are paths or do not change results.
+# Fields that a label contains only if two groups would have the same label without them. The name
+# of the mechanism shows the first three, learning rates are tuned for each mechanism, and the rest
+# do not change results.
 _IN_TABLE_ONLY = {
     "family", "decoder", "mechanism", "data", "seed", "client_learning_rate",
     "server_learning_rate", "server_momentum",
@@ -51,7 +51,7 @@ _IN_TABLE_ONLY = {
 
 
 def decoder_of(run: Run) -> str | None:
-    """Returns the decoder of a run's mechanism; None if its family has only one decoder.
+    """Returns the decoder of a run's mechanism, or None if its family has only one decoder.
 
     The run's config may have None, which means the default in the version of fedmf that ran.
     """
@@ -69,14 +69,17 @@ def config_as_run(run: Run) -> TrainConfig:
 
     Runs of the same mechanism then have equal configs.
     """
-    decoder = decoder_of(run)
-    if decoder is not None and decoder == FAMILIES[run.config.family].options["decoder"].default:
-        decoder = None
-    return dataclasses.replace(run.config, decoder=decoder)
+    shown_decoder = decoder_of(run)
+    if (
+        shown_decoder is not None
+        and shown_decoder == FAMILIES[run.config.family].options["decoder"].default
+    ):
+        shown_decoder = None
+    return dataclasses.replace(run.config, decoder=shown_decoder)
 
 
 def mechanism_label(run: Run) -> str:
-    """Returns the name of a run's mechanism for a reader."""
+    """Returns the name of a run's mechanism as reports show it."""
     config = run.config
     if config.family == "none":
         return "No noise (not private)"
@@ -97,34 +100,38 @@ def group_labels(first_runs: Sequence[Run]) -> list[str]:
     to, so that groups with other values do not look comparable.
     """
     configs = [config_as_run(run) for run in first_runs]
-    mechanisms = [mechanism_label(run) for run in first_runs]
+    mechanism_names = [mechanism_label(run) for run in first_runs]
     configs_by_mechanism: dict[str, list[TrainConfig]] = {}
-    for mechanism, config in zip(mechanisms, configs, strict=True):
+    for mechanism, config in zip(mechanism_names, configs, strict=True):
         configs_by_mechanism.setdefault(mechanism, []).append(config)
-    names = field_names(configs)
-    compared_names = [name for name in names if _is_compared(name, configs)]
+    all_field_names = field_names(configs)
+    compared_names = [name for name in all_field_names if _is_compared(name, configs)]
     labels = []
-    for mechanism, config in zip(mechanisms, configs, strict=True):
+    for mechanism, config in zip(mechanism_names, configs, strict=True):
         label_names = {name for name in compared_names if _applies(name, config)}
         label_names |= set(differing_fields(configs_by_mechanism[mechanism]))
         config_values = config.flat()
         label_details = [
-            _detail(name, config_values.get(name)) for name in names if name in label_names
+            _detail(name, config_values.get(name))
+            for name in all_field_names
+            if name in label_names
         ]
         labels.append(", ".join([mechanism, *filter(None, label_details)]))
     return labels
 
 
 def _is_compared(name: str, configs: Sequence[TrainConfig]) -> bool:
-    """Returns whether labels show a field. They do if its values differ between the configs."""
+    """Returns whether the labels of runs show a field of the configuration. They do if its values
+    differ between the configs.
+    """
     if name in _IN_TABLE_ONLY:
         return False
     return len({config.flat().get(name) for config in configs if _applies(name, config)}) > 1
 
 
-# The named fields have a meaning only for some values of other fields; the functions say for which.
-# Where a field has no meaning, a label does not show it, because its default value would look like
-# a choice.
+# Each of these fields has an effect only for some values of other fields, which its function
+# checks. A label does not show a field without effect, because its default value would look like a
+# choice.
 _HAS_MEANING: dict[str, Callable[[TrainConfig], Any]] = {
     "population": lambda config: config.sampling,
     "partitions": lambda config: config.sampling,
@@ -144,7 +151,7 @@ _UNSET_AT_ZERO = ("private_metrics", "canaries", "dropout", "proximal_strength")
 
 
 def _applies(name: str, config: TrainConfig) -> bool:
-    """Returns whether a field has a meaning in a config that the name of the mechanism does not
+    """Returns whether a field has an effect in a config that the name of the mechanism does not
     show already.
     """
     if name == "bands" and config.family in FAMILIES and "{bands}" in FAMILIES[config.family].label:
@@ -156,7 +163,7 @@ def _applies(name: str, config: TrainConfig) -> bool:
 
 
 def _detail(name: str, value: Any) -> str:
-    """Returns a text with a field's name and value; empty if the field is not set."""
+    """Returns a text with a field's name and value, which is empty if the field is not set."""
     if value is None or (name in _UNSET_AT_ZERO and not value):
         return ""
     if name == "claimed_cohort":
@@ -176,18 +183,18 @@ def group_styles(families: Sequence[str]) -> list[GroupStyle]:
 
     A family has one hue. Its groups differ in shades and dashes.
     """
-    hues = [family_color(family) for family in families]
-    num_groups = collections.Counter(hues)
-    num_styled = collections.Counter[str]()
-    styles = []
-    for family, hue in zip(families, hues, strict=True):
-        group_index = num_styled[hue]
-        num_styled[hue] += 1
-        shade = _MAX_SHADE * group_index / max(num_groups[hue] - 1, 1)
+    family_colors = [family_color(family) for family in families]
+    groups_by_color = collections.Counter(family_colors)
+    styled_by_color = collections.Counter[str]()
+    group_style_list = []
+    for family, hue in zip(families, family_colors, strict=True):
+        group_index = styled_by_color[hue]
+        styled_by_color[hue] += 1
+        mix_fraction = _MAX_SHADE * group_index / max(groups_by_color[hue] - 1, 1)
         line_index = group_index + (family == "none")
-        line = _LINE_STYLES[line_index % len(_LINE_STYLES)]
-        styles.append(GroupStyle(color=_shade(hue, shade), line=line))
-    return styles
+        line_style = _LINE_STYLES[line_index % len(_LINE_STYLES)]
+        group_style_list.append(GroupStyle(color=_shade(hue, mix_fraction), line=line_style))
+    return group_style_list
 
 
 def family_color(family: str) -> str:
@@ -201,9 +208,9 @@ def family_color(family: str) -> str:
 
 def _shade(color: str, fraction: float) -> str:
     """Mixes a colour with a fraction of white, or of black if it is light."""
-    channels = np.array(to_rgb(color))
-    end_channel = 0.0 if channels.sum() > _LIGHT_COLOR else 1.0
-    return to_hex(channels + (end_channel - channels) * fraction)
+    color_channels = np.array(to_rgb(color))
+    end_channel = 0.0 if color_channels.sum() > _LIGHT_COLOR else 1.0
+    return to_hex(color_channels + (end_channel - color_channels) * fraction)
 
 
 def field_names(configs: Sequence[TrainConfig]) -> list[str]:
@@ -226,7 +233,7 @@ def format_value(value: Any) -> str:
     """Formats a value of a configuration for a table, and shortens a long one."""
     if value is None:
         return "not set"
-    text = plain(value) if isinstance(value, float) else str(value)
-    if len(text) <= _MAX_CHARACTERS:
-        return text
-    return f"{text[:_MAX_CHARACTERS]}..."
+    value_text = plain(value) if isinstance(value, float) else str(value)
+    if len(value_text) <= _MAX_CHARACTERS:
+        return value_text
+    return f"{value_text[:_MAX_CHARACTERS]}..."

@@ -19,7 +19,8 @@ from fedmf.reports.groups import (
 from fedmf.reports.text import is_share, join, metric_name, metric_value, significant
 from fedmf.runs.folder import Run
 
-# The legend names all groups if there are at most this many, and otherwise only mechanisms.
+# The legend lists all groups of runs if there are at most this many, and otherwise only their
+# mechanisms.
 _MAX_LABELLED_GROUPS = 24
 # The points of a line have markers if there are at most this many points.
 _MAX_MARKED_POINTS = 6
@@ -27,47 +28,47 @@ _MAX_MARKED_POINTS = 6
 
 def accuracy_plot(groups: Sequence[RunGroup]) -> Plot:
     """Draws the headline metric on the validation set over rounds."""
-    metric = groups[0].plan["task"]["headline_metric"]
+    headline_metric = groups[0].plan["task"]["headline_metric"]
     runs = runs_of(groups)
-    note = simulation_note(runs)
-    title = f"Validation {metric_name(metric)} over rounds"
+    figure_note = simulation_note(runs)
+    plot_title = f"Validation {metric_name(headline_metric)} over rounds"
     final_values = []
-    with canvas(3.9, note) as (figure, png):
+    with canvas(3.9, figure_note) as (figure, png):
         ax = figure.subplots()
         for group in groups:
             final_value = _draw_validation(ax, group)
             if final_value is not None:
-                final_values.append(f"{group.label} {metric_value(metric, final_value)}")
-        set_round_axis(ax, title, max_ticks=8)
+                final_values.append(f"{group.label} {metric_value(headline_metric, final_value)}")
+        set_round_axis(ax, plot_title, max_ticks=8)
         ax.set_xlim(0, max(run.config.rounds for run in runs))
-        if is_share(metric):
+        if is_share(headline_metric):
             in_percent(ax)
             ax.set_ylim(bottom=max(0.0, ax.get_ylim()[0]))
         if not final_values:
-            message = "no run has been validated yet"
-            ax.text(0.5, 0.5, message, transform=ax.transAxes, ha="center", color=SOFT)
+            empty_message = "no run has been validated yet"
+            ax.text(0.5, 0.5, empty_message, transform=ax.transAxes, ha="center", color=SOFT)
             ax.set_yticks([])
         line_by_label: dict[str, Line2D] = {}
         for group in groups:
-            label = group.mechanism
+            legend_label = group.mechanism
             if len(groups) <= _MAX_LABELLED_GROUPS:
-                label = group.label
-            line = Line2D([], [], color=group.color, linestyle=group.line)
-            line_by_label.setdefault(label, line)
+                legend_label = group.label
+            legend_line = Line2D([], [], color=group.color, linestyle=group.line)
+            line_by_label.setdefault(legend_label, legend_line)
         legend_above(figure, list(line_by_label.values()), list(line_by_label))
     return Plot(
         png=png.getvalue(),
         caption=_accuracy_caption(groups, runs),
-        note=note,
-        alt=f"Line plot: {title}. Last values: {'; '.join(final_values) or 'none yet'}.",
+        note=figure_note,
+        alt=f"Line plot: {plot_title}. Last values: {'; '.join(final_values) or 'none yet'}.",
     )
 
 
 def _accuracy_caption(groups: Sequence[RunGroup], runs: Sequence[Run]) -> str:
     """Returns the caption of the plot of validation metrics."""
-    metric = groups[0].plan["task"]["headline_metric"]
+    headline_metric = groups[0].plan["task"]["headline_metric"]
     caption = (
-        f"Validation {metric_name(metric)} against the number of completed rounds, one "
+        f"Validation {metric_name(headline_metric)} against the number of completed rounds, one "
         "colour for each mechanism."
     )
     if len({group.config.family for group in groups}) < len(groups):
@@ -111,29 +112,29 @@ def _draw_validation(ax: Axes, group: RunGroup) -> float | None:
     rounds, run_values = mean_curve(group)
     if not len(rounds):
         return None
-    mean = run_values.mean(axis=0)
+    mean_values = run_values.mean(axis=0)
     lowest_values = run_values.min(axis=0)
     highest_values = run_values.max(axis=0)
     ax.fill_between(
         rounds, lowest_values, highest_values, color=group.color, alpha=0.13, linewidth=0
     )
-    marker = "o" if len(rounds) <= _MAX_MARKED_POINTS else ""
+    point_marker = "o" if len(rounds) <= _MAX_MARKED_POINTS else ""
     ax.plot(
         rounds,
-        mean,
+        mean_values,
         color=group.color,
         linestyle=group.line,
-        marker=marker,
+        marker=point_marker,
         markersize=4,
         clip_on=False,
     )
-    return float(mean[-1])
+    return float(mean_values[-1])
 
 
 # If at least this fraction of updates was clipped in every round, a report says that all updates
 # were clipped.
 _ALL_CLIPPED = 0.99
-# The keys are columns of metrics.jsonl, and the values are titles.
+# Titles of the panels that show training metrics, by the name of the column in metrics.jsonl.
 _TRAINING_METRICS = {"train_loss": "training loss", "clip_fraction": "updates clipped"}
 
 
@@ -143,14 +144,16 @@ def training_plot(groups: Sequence[RunGroup]) -> Plot | None:
     The lines are means over the runs of a group. It returns None if no run has either metric.
     """
     runs = runs_of(groups)
-    names = [name for name in _TRAINING_METRICS if any(_has_metric(run, name) for run in runs)]
-    if not names:
+    metric_names = [
+        name for name in _TRAINING_METRICS if any(_has_metric(run, name) for run in runs)
+    ]
+    if not metric_names:
         return None
-    note = simulation_note(runs)
+    figure_note = simulation_note(runs)
     final_values = []
-    with canvas(2.8, note) as (figure, png):
-        panels = figure.subplots(1, len(names), squeeze=False)[0]
-        for ax, name in zip(panels, names, strict=True):
+    with canvas(2.8, figure_note) as (figure, png):
+        panels = figure.subplots(1, len(metric_names), squeeze=False)[0]
+        for ax, name in zip(panels, metric_names, strict=True):
             for group in groups:
                 rounds, values = mean_over_runs(group, name)
                 ax.plot(rounds, values, color=group.color, linestyle=group.line, linewidth=1.4)
@@ -174,27 +177,29 @@ def training_plot(groups: Sequence[RunGroup]) -> Plot | None:
         " Colours are those above. These are exact functions of client data, which the "
         "guarantee does not cover."
     )
-    alt = f"Line plots. Last values: {'; '.join(final_values)}."
-    return Plot(png=png.getvalue(), caption=caption, note=note, alt=alt)
+    alt_text = f"Line plots. Last values: {'; '.join(final_values)}."
+    return Plot(png=png.getvalue(), caption=caption, note=figure_note, alt=alt_text)
 
 
 def clipping_note(groups: Sequence[RunGroup]) -> str:
-    """Returns what to do about groups whose updates were all clipped; empty if there are none."""
-    labels = []
+    """Returns advice on groups of runs whose updates were all clipped, or an empty text if there
+    are none.
+    """
+    clipped_labels = []
     for group in groups:
         if all(_has_metric(run, "clip_fraction") for run in group.runs):
             _, fractions = mean_over_runs(group, "clip_fraction")
             if len(fractions) and fractions.min() >= _ALL_CLIPPED:
-                labels.append(group.label)
-    if not labels:
+                clipped_labels.append(group.label)
+    if not clipped_labels:
         return ""
     return (
-        f"All updates were clipped ({_ALL_CLIPPED:.0%} or more in every round): {join(labels)}. "
-        "The clip norm then scales every update, and the noise with it, as the server's learning "
-        "rate does, and the lengths of the updates are lost. Compare runs with a larger clip norm "
-        "(--clip-norm) and a server learning rate that is smaller by the same factor: such a run "
-        "differs once some updates are no longer clipped. Or let the clip norm follow a quantile "
-        "of the norms (--clip-quantile 0.5), which the guarantee covers."
+        f"All updates were clipped ({_ALL_CLIPPED:.0%} or more in every round): "
+        f"{join(clipped_labels)}. The clip norm then scales every update, and the noise with it, "
+        "as the server's learning rate does, and the lengths of the updates are lost. Compare runs "
+        "with a larger clip norm (--clip-norm) and a server learning rate that is smaller by the "
+        "same factor: such a run differs once some updates are no longer clipped. Or let the clip "
+        "norm follow a quantile of the norms (--clip-quantile 0.5), which the guarantee covers."
     )
 
 
@@ -203,7 +208,7 @@ def _has_metric(run: Run, name: str) -> bool:
     return any(name in row for row in run.metrics)
 
 
-# The keys are metrics under "private" in metrics.jsonl, and the values are titles.
+# Titles of the panels that show private metrics, by the name under "private" in metrics.jsonl.
 _PRIVATE_METRICS = {"loss": "private loss", "accuracy": "private accuracy"}
 
 
@@ -220,33 +225,33 @@ def private_plot(groups: Sequence[RunGroup]) -> Plot | None:
             drawn_runs.append((group, private_runs[0]))
     if not drawn_runs:
         return None
-    note = simulation_note([run for _, run in drawn_runs])
+    figure_note = simulation_note([run for _, run in drawn_runs])
     final_values = []
-    with canvas(2.8, note) as (figure, png):
+    with canvas(2.8, figure_note) as (figure, png):
         panels = figure.subplots(1, len(_PRIVATE_METRICS))
         for ax, name in zip(panels, _PRIVATE_METRICS, strict=True):
             for group, run in drawn_runs:
-                curve = private_curve(run, name)
+                metric_curve = private_curve(run, name)
                 ax.plot(
-                    curve.rounds,
-                    curve.means,
+                    metric_curve.rounds,
+                    metric_curve.means,
                     color=group.color,
                     linestyle=group.line,
                     linewidth=1.4,
                 )
                 ax.fill_between(
-                    curve.rounds,
-                    curve.means - 2 * curve.stds,
-                    curve.means + 2 * curve.stds,
+                    metric_curve.rounds,
+                    metric_curve.means - 2 * metric_curve.stds,
+                    metric_curve.means + 2 * metric_curve.stds,
                     color=group.color,
                     alpha=0.2,
                     linewidth=0,
                 )
-                final_value = f"{curve.means[-1]:.4g}" if len(curve.means) else "none"
+                final_value = f"{metric_curve.means[-1]:.4g}" if len(metric_curve.means) else "none"
                 final_values.append(f"{group.label} {_PRIVATE_METRICS[name]} {final_value}")
-                top = run.config.largest_loss if name == "loss" else 1.0
+                axis_limit = run.config.largest_loss if name == "loss" else 1.0
             set_round_axis(ax, _PRIVATE_METRICS[name].capitalize())
-            ax.set_ylim(-0.03 * top, 1.03 * top)
+            ax.set_ylim(-0.03 * axis_limit, 1.03 * axis_limit)
             if name == "accuracy":
                 in_percent(ax)
     return Plot(
@@ -254,6 +259,6 @@ def private_plot(groups: Sequence[RunGroup]) -> Plot | None:
         caption="Means over the clients of the rounds between validations, of the models that "
         "these rounds began with, released with noise: the guarantee covers them. Bands are two "
         "standard deviations of the noise.",
-        note=note,
+        note=figure_note,
         alt=f"Line plots with bands. Last values: {'; '.join(final_values)}.",
     )

@@ -1,4 +1,5 @@
-"""Plots of the noise: heat maps of its matrices, and its standard deviation in each round."""
+"""Plots of the noise, which are heat maps of its matrices and its standard deviation in each "
+"round."""
 
 import textwrap
 from collections.abc import Sequence
@@ -33,34 +34,34 @@ def matrices_plot(groups: Sequence[RunGroup]) -> Plot | None:
 
     It returns None if no group is private.
     """
-    mechanisms = distinct_mechanisms(groups)
-    if not mechanisms:
+    labelled_mechanisms = distinct_mechanisms(groups)
+    if not labelled_mechanisms:
         return None
     drawn_groups: list[RunGroup] = []
     noise_matrices = []
     correlations = []
-    for _, same_noise in mechanisms:
+    for _, same_noise in labelled_mechanisms:
         drawn_groups += same_noise
-        # An encoder C and a multiple c C are the same mechanism. The product of the noise matrix N
-        # and the sensitivity does not depend on c.
+        # The product of noise matrix and sensitivity is shown, because it is the same for an
+        # encoder C and any multiple c C.
         sensitivity = same_noise[0].plan["sensitivity"]["value"]
         weight, correlation = drawn_noise(same_noise[0].mechanism_of_noise, sensitivity)
         noise_matrices.append(weight)
         correlations.append(correlation)
-    note = simulation_note(runs_of(drawn_groups))
-    columns = (
+    figure_note = simulation_note(runs_of(drawn_groups))
+    panel_columns = (
         ("sensitivity × N", "noise source", noise_matrices),
         ("correlation", "round", correlations),
     )
-    with canvas(1.0 + 2.25 * len(mechanisms), note) as (figure, png):
-        axes = figure.subplots(len(mechanisms), 2, squeeze=False)
-        for (bar_label, axis_label, matrices), column in zip(columns, axes.T, strict=True):
-            norm = shared_norm([matrix.entries for matrix in matrices])
+    with canvas(1.0 + 2.25 * len(labelled_mechanisms), figure_note) as (figure, png):
+        axes = figure.subplots(len(labelled_mechanisms), 2, squeeze=False)
+        for (bar_label, axis_label, matrices), column in zip(panel_columns, axes.T, strict=True):
+            color_norm = shared_norm([matrix.entries for matrix in matrices])
             for ax, matrix in zip(column, matrices, strict=True):
-                draw_heat_map(ax, matrix.entries, norm, size=matrix.size)
+                draw_heat_map(ax, matrix.entries, color_norm, size=matrix.size)
             column[-1].set_xlabel(axis_label)
-            draw_color_bar(figure, list(column), norm, location="bottom", label=bar_label)
-        for row, (label, same_noise) in zip(axes, mechanisms, strict=True):
+            draw_color_bar(figure, list(column), color_norm, location="bottom", label=bar_label)
+        for row, (label, same_noise) in zip(axes, labelled_mechanisms, strict=True):
             row[0].set_title(textwrap.fill(label, 40), color=same_noise[0].color)
             row[0].set_ylabel("round")
             row[1].set_title("correlation between rounds", color=SOFT, fontweight="normal")
@@ -73,9 +74,12 @@ def matrices_plot(groups: Sequence[RunGroup]) -> Plot | None:
     )
     if any(group.config.rounds > MAX_DRAWN_ROUNDS for group in drawn_groups):
         caption += f" Of longer runs {MAX_DRAWN_ROUNDS:,} rounds at equal distances are drawn."
-    labels = ", ".join(label for label, _ in mechanisms)
-    alt = f"Heat maps of the noising matrix and of the correlation between rounds, for {labels}."
-    return Plot(png=png.getvalue(), caption=caption, note=note, alt=alt)
+    mechanism_labels = ", ".join(label for label, _ in labelled_mechanisms)
+    alt_text = (
+        "Heat maps of the noising matrix and of the correlation between rounds, for "
+        f"{mechanism_labels}."
+    )
+    return Plot(png=png.getvalue(), caption=caption, note=figure_note, alt=alt_text)
 
 
 def levels_plot(groups: Sequence[RunGroup]) -> Plot | None:
@@ -86,18 +90,24 @@ def levels_plot(groups: Sequence[RunGroup]) -> Plot | None:
     private_groups = distinct_noise(groups)
     if not private_groups:
         return None
-    note = simulation_note(runs_of([group for group in groups if group.private]))
-    levels = [noise_levels(group) for group in private_groups]
-    panels = {
-        "Noise on one round": [level.of_rounds for level in levels],
-        "Noise on the sum so far": [level.of_sums for level in levels],
+    figure_note = simulation_note(runs_of([group for group in groups if group.private]))
+    levels_by_group = [noise_levels(group) for group in private_groups]
+    levels_by_title = {
+        "Noise on one round": [level.of_rounds for level in levels_by_group],
+        "Noise on the sum so far": [level.of_sums for level in levels_by_group],
     }
-    with canvas(2.9, note) as (figure, png):
-        for ax, (title, deviations) in zip(figure.subplots(1, 2), panels.items(), strict=True):
+    with canvas(2.9, figure_note) as (figure, png):
+        for ax, (title, deviations) in zip(
+            figure.subplots(1, 2), levels_by_title.items(), strict=True
+        ):
             for group, values in zip(private_groups, deviations, strict=True):
                 rounds = np.arange(1, len(values) + 1)
-                style = {"color": group.color, "linestyle": group.line, "marker": marker(values)}
-                ax.plot(rounds, values, linewidth=1.6, **style)
+                line_style = {
+                    "color": group.color,
+                    "linestyle": group.line,
+                    "marker": marker(values),
+                }
+                ax.plot(rounds, values, linewidth=1.6, **line_style)
             set_round_axis(ax, title)
             ax.set(xlim=(0, None), ylim=(0, None))
         figure.axes[0].set(xlabel="round", ylabel="standard deviation")
@@ -109,10 +119,10 @@ def levels_plot(groups: Sequence[RunGroup]) -> Plot | None:
     )
     final_levels = [
         f"{group.label} {significant(level.of_sums[-1])}"
-        for group, level in zip(private_groups, levels, strict=True)
+        for group, level in zip(private_groups, levels_by_group, strict=True)
     ]
-    alt = (
+    alt_text = (
         "Two line plots of noise levels. On the sum after the last round: "
         f"{'; '.join(final_levels)}"
     )
-    return Plot(png=png.getvalue(), caption=caption, note=note, alt=alt)
+    return Plot(png=png.getvalue(), caption=caption, note=figure_note, alt=alt_text)

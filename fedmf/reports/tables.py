@@ -73,26 +73,28 @@ def _table(
     name: str, groups: Sequence[RunGroup], caption: str, columns: list[str], rows: list[list[Cell]]
 ) -> Table:
     """Returns a table, with a note if runs of the groups simulate a larger cohort."""
-    note = simulation_note(runs_of(groups))
-    return Table(name=name, caption=caption, note=note, columns=columns, rows=rows)
+    cohort_note = simulation_note(runs_of(groups))
+    return Table(name=name, caption=caption, note=cohort_note, columns=columns, rows=rows)
 
 
 def accuracy_table(groups: Sequence[RunGroup]) -> Table:
-    """Returns the table of results: planned privacy, error and final metric of each group."""
-    metric = metric_name(groups[0].plan["task"]["headline_metric"])
+    """Returns the table of results, with the planned privacy, the error and the final metric of
+    each group of runs.
+    """
+    headline_metric = metric_name(groups[0].plan["task"]["headline_metric"])
     deltas = {group.plan["delta"] for group in groups if group.private}
     error_name = "on the workload"
     if {group.plan["workload"] for group in groups} == {"prefix_sum"}:
         error_name = "of prefix sums"
-    columns = [
+    column_names = [
         "Mechanism",
         "ε planned",
         "ρ (zCDP)",
         "Noise multiplier",
         "Sensitivity",
         f"RMSE {error_name}",
-        f"Validation {metric}",
-        f"Test {metric}",
+        f"Validation {headline_metric}",
+        f"Test {headline_metric}",
     ]
     table_rows = []
     for group in groups:
@@ -104,7 +106,13 @@ def accuracy_table(groups: Sequence[RunGroup]) -> Table:
                 _metric_cell(group, "test"),
             ]
         )
-    return _table("results", groups, _accuracy_caption(groups, metric, deltas), columns, table_rows)
+    return _table(
+        "results",
+        groups,
+        _accuracy_caption(groups, headline_metric, deltas),
+        column_names,
+        table_rows,
+    )
 
 
 def _accuracy_caption(groups: Sequence[RunGroup], metric: str, deltas: set[float]) -> str:
@@ -140,11 +148,11 @@ def _unfinished_details(group: RunGroup) -> list[str]:
     """
     run_details = []
     for run in group.runs:
-        progress = unfinished(run)
-        if progress and len(group.runs) > 1:
-            progress = f"seed {run.config.seed}: {progress}"
-        if progress:
-            run_details.append(progress)
+        progress_text = unfinished(run)
+        if progress_text and len(group.runs) > 1:
+            progress_text = f"seed {run.config.seed}: {progress_text}"
+        if progress_text:
+            run_details.append(progress_text)
     return run_details
 
 
@@ -157,10 +165,10 @@ def _adaptive_servers(groups: Sequence[RunGroup]) -> str:
     adaptive_names = [name for name in dict.fromkeys(optimizers) if name != "sgd"]
     if not adaptive_names:
         return ""
-    extent = "The" if len(set(optimizers)) == len(adaptive_names) else "Some of the"
-    names = join([name.capitalize() for name in adaptive_names])
+    subject_word = "The" if len(set(optimizers)) == len(adaptive_names) else "Some of the"
+    optimizer_names = join([name.capitalize() for name in adaptive_names])
     return (
-        f" {extent} servers optimise with {names}: the privacy "
+        f" {subject_word} servers optimise with {optimizer_names}: the privacy "
         "is the same, but the mechanism was optimised for prefix sums, that is for a server that "
         "adds up the updates, and its noise is not the best possible for this one."
     )
@@ -168,45 +176,46 @@ def _adaptive_servers(groups: Sequence[RunGroup]) -> str:
 
 def _privacy_cells(group: RunGroup, *, with_delta: bool) -> list[Cell]:
     """Returns the table cells for a group's planned privacy, noise, sensitivity and error."""
-    plan = group.plan
+    group_plan = group.plan
     if not group.private:
         return [_NO_PRIVACY, _NO_VALUE, _NO_VALUE, _NO_VALUE, _NO_VALUE]
     epsilon_details = []
     rho_details = []
     if with_delta:
-        epsilon_details.append(f"δ = {plain(plan['delta'])}")
+        epsilon_details.append(f"δ = {plain(group_plan['delta'])}")
     if _amplified(group):
         epsilon_details.append("amplified by sampling")
         rho_details.append("not amplified")
     if group.config.claimed_cohort is not None:
         epsilon_details.append("of the claimed cohort")
-    sensitivity = plan["sensitivity"]
+    sensitivity = group_plan["sensitivity"]
     exactness = "exact" if sensitivity["exact"] else "upper bound"
     return [
-        Cell(up(plan["epsilon"]), "number", epsilon_details),
-        Cell(up(plan["rho"]), "number", rho_details),
-        Cell(down(plan["noise_multiplier"]), "number"),
+        Cell(up(group_plan["epsilon"]), "number", epsilon_details),
+        Cell(up(group_plan["rho"]), "number", rho_details),
+        Cell(down(group_plan["noise_multiplier"]), "number"),
         Cell(up(sensitivity["value"], 6), "number", [exactness]),
-        Cell(significant(plan["rmse"], 4), "number"),
+        Cell(significant(group_plan["rmse"], 4), "number"),
     ]
 
 
 def _amplified(group: RunGroup) -> bool:
-    """Returns whether the planned epsilon counts on amplification by sampling.
+    """Returns whether the planned epsilon relies on privacy amplification by sampling.
 
     It is then smaller than the epsilon for an attacker who knows the cohorts.
     """
     sampling = group.plan.get("sampling")
-    epsilon = group.plan["epsilon"]
-    if not sampling or epsilon is None:
+    planned_epsilon = group.plan["epsilon"]
+    if not sampling or planned_epsilon is None:
         return False
     unamplified_epsilon = sampling["unamplified_epsilon"]
-    return unamplified_epsilon is None or epsilon < unamplified_epsilon
+    return unamplified_epsilon is None or planned_epsilon < unamplified_epsilon
 
 
 def _metric_cell(group: RunGroup, split: str) -> Cell:
-    """Returns the table cell for a group's final metric: its mean, and its value for each seed."""
-    metric = group.plan["task"]["headline_metric"]
+    """Returns the table cell for a group's final metric, with its mean and its value for each "
+    "seed."""
+    headline_metric = group.plan["task"]["headline_metric"]
     value_by_seed = {run.config.seed: final_metric(run, split) for run in group.runs}
     known_values = [value for value in value_by_seed.values() if value is not None]
     if not known_values:
@@ -214,10 +223,13 @@ def _metric_cell(group: RunGroup, split: str) -> Cell:
     value_by_seed_text: Sequence[str] = ()
     if len(value_by_seed) > 1:
         value_by_seed_text = [
-            f"seed {seed}: {metric_value(metric, value)}" for seed, value in value_by_seed.items()
+            f"seed {seed}: {metric_value(headline_metric, value)}"
+            for seed, value in value_by_seed.items()
         ]
     return Cell(
-        metric_value(metric, sum(known_values) / len(known_values)), "number", value_by_seed_text
+        metric_value(headline_metric, sum(known_values) / len(known_values)),
+        "number",
+        value_by_seed_text,
     )
 
 
@@ -232,25 +244,25 @@ def participation_table(groups: Sequence[RunGroup]) -> Table:
         for runs in runs_by_cells.values():
             row_details = []
             if len(group.runs) > 1:
-                seeds = join([str(run.config.seed) for run in runs])
-                row_details.append(f"{plural('seed', len(runs))} {seeds}")
+                seeds_text = join([str(run.config.seed) for run in runs])
+                row_details.append(f"{plural('seed', len(runs))} {seeds_text}")
             row_details += dict.fromkeys(filter(None, map(unfinished, runs)))
             row_details += dict.fromkeys(filter(None, map(ended, runs)))
             heading = Cell(group.label, "strong", row_details, group.color)
             table_rows.append([heading, *_participation_cells(runs[0])])
-    comparison = "it is never above the planned ε while the controller is obeyed."
+    comparison_text = "it is never above the planned ε while the controller is obeyed."
     if any(map(_amplified, groups)):
-        comparison = (
-            f"without amplification {comparison} Of a run amplified by sampling it rests on the "
-            "sampling that was planned; the ε for known cohorts is not amplified, and can be above "
-            "the planned one."
+        comparison_text = (
+            f"without amplification {comparison_text} Of a run amplified by sampling it rests on "
+            "the sampling that was planned; the ε for known cohorts is not amplified, and can be "
+            "above the planned one."
         )
     caption = (
         "Participation as the ledger of each run shows it, with what was planned below. The "
         "achieved ε accounts the same noise with the participation that was observed; "
-        f"{comparison} Short rounds had fewer clients than the cohort size."
+        f"{comparison_text} Short rounds had fewer clients than the cohort size."
     )
-    columns = [
+    column_names = [
         "Run",
         "Smallest separation",
         "Most participations",
@@ -258,7 +270,7 @@ def participation_table(groups: Sequence[RunGroup]) -> Table:
         "Short rounds",
         "ε achieved",
     ]
-    return _table("participation", groups, caption, columns, table_rows)
+    return _table("participation", groups, caption, column_names, table_rows)
 
 
 def _participation_cells(run: Run) -> list[Cell]:
@@ -276,20 +288,20 @@ def _participation_cells(run: Run) -> list[Cell]:
             _achieved_cell(run),
         ]
     observed_participation = run.result["participation"]
-    separation = observed_participation["min_separation"]
+    min_separation = observed_participation["min_separation"]
     separation_text = "no client twice"
     separation_complaint = ""
-    if separation is not None:
-        separation_text = f"{separation:,}"
-        if separation < planned_participation["min_sep"]:
+    if min_separation is not None:
+        separation_text = f"{min_separation:,}"
+        if min_separation < planned_participation["min_sep"]:
             separation_complaint = "less than planned"
-    times = observed_participation["max_participations"]
+    max_participations = observed_participation["max_participations"]
     times_complaint = ""
-    if times > planned_participation["max_participations"]:
+    if max_participations > planned_participation["max_participations"]:
         times_complaint = "more than planned"
     return [
         _compared_cell(separation_text, planned_separation, separation_complaint),
-        _compared_cell(f"{times:,}", planned_times, times_complaint),
+        _compared_cell(f"{max_participations:,}", planned_times, times_complaint),
         Cell(
             f"{observed_participation['clients']:,}",
             "number",
@@ -305,7 +317,7 @@ def _participation_cells(run: Run) -> list[Cell]:
 
 
 def _achieved_cell(run: Run) -> Cell:
-    """Returns the table cell for a run's achieved epsilon, with the planned epsilon below."""
+    """Returns the table cell for a run's achieved epsilon, with the planned epsilon below it."""
     planned_epsilon = run.plan["epsilon"]
     if planned_epsilon is None:
         return _NO_PRIVACY
@@ -317,19 +329,19 @@ def _achieved_cell(run: Run) -> Cell:
         return Cell("–", "muted", [planned_in_words])
     if is_simulation:
         return Cell("not observed", "muted", [planned_in_words])
-    achieved = run.result["achieved"]["epsilon"]
+    achieved_epsilon = run.result["achieved"]["epsilon"]
     unamplified_value = run.result["achieved"].get("unamplified_epsilon")
     if run.plan.get("sampling") and unamplified_value is not None:
         planned_in_words += f"; {up(unamplified_value)} if the cohorts are known"
-    complaint = ""
-    if achieved is None or achieved > planned_epsilon * (1 + 1e-9):
-        complaint = "weaker than planned"
-    achieved_text = "no privacy" if achieved is None else up(achieved)
-    return _compared_cell(achieved_text, planned_in_words, complaint)
+    complaint_text = ""
+    if achieved_epsilon is None or achieved_epsilon > planned_epsilon * (1 + 1e-9):
+        complaint_text = "weaker than planned"
+    achieved_text = "no privacy" if achieved_epsilon is None else up(achieved_epsilon)
+    return _compared_cell(achieved_text, planned_in_words, complaint_text)
 
 
 def _compared_cell(text: str, planned: str, complaint: str) -> Cell:
-    """Returns a cell with an observed value and the planned value below.
+    """Returns a table cell with an observed value and the planned value below it.
 
     A complaint is added, and makes the cell stand out as an alarm.
     """
@@ -341,20 +353,20 @@ def _compared_cell(text: str, planned: str, complaint: str) -> Cell:
 def runs_table(groups: Sequence[RunGroup]) -> Table:
     """Returns the table of run folders, with the config fields in which the runs differ."""
     runs = runs_of(groups)
-    fields = differing_fields([config_as_run(run) for run in runs])
-    names = folder_names(runs)
+    differing_names = differing_fields([config_as_run(run) for run in runs])
+    folder_by_run = folder_names(runs)
     table_rows = []
     for group in groups:
         for run in group.runs:
-            heading = Cell(names[id(run)], "strong", color=group.color)
-            setting_cells = [Cell(_config_value(run, field)) for field in fields]
+            heading = Cell(folder_by_run[id(run)], "strong", color=group.color)
+            setting_cells = [Cell(_config_value(run, field)) for field in differing_names]
             table_rows.append([heading, *setting_cells, _time_cell(run)])
     caption = "The run folders, what differs between their configurations, and the time each took."
-    return _table("runs", groups, caption, ["Run folder", *fields, "Time"], table_rows)
+    return _table("runs", groups, caption, ["Run folder", *differing_names, "Time"], table_rows)
 
 
 def _config_value(run: Run, field: str) -> str:
-    """Formats the value of a config field; the decoder is taken from the run's mechanism."""
+    """Formats the value of a config field, where the decoder is that of the run's mechanism."""
     if field == "decoder":
         return format_value(decoder_of(run))
     return format_value(run.config.flat().get(field))
@@ -382,10 +394,10 @@ def common_config(runs: Sequence[Run]) -> list[tuple[str, str]]:
     """Returns the names and values of the config fields that are equal in all runs."""
     excluded_names = set(differing_fields([config_as_run(run) for run in runs]))
     if "family" in excluded_names:
-        # If the runs have mechanisms of different families, they have no decoder in common.
+        # Runs with mechanisms of different families have no decoder in common.
         excluded_names.add("decoder")
-    names = [name for name in runs[0].config.flat() if name not in excluded_names]
-    return [(name, _config_value(runs[0], name)) for name in names]
+    equal_names = [name for name in runs[0].config.flat() if name not in excluded_names]
+    return [(name, _config_value(runs[0], name)) for name in equal_names]
 
 
 def package_versions(runs: Sequence[Run]) -> list[tuple[str, str]]:

@@ -51,12 +51,12 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     >>> aligned([["family", "rate"], ["tree", "0.5"]])
     ['family  rate', 'tree    0.5']
     """
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
+    column_widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    aligned_lines = []
     for row in rows:
-        padded_cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
-        lines.append("  ".join(padded_cells).rstrip())
-    return lines
+        padded_cells = [cell.ljust(width) for cell, width in zip(row, column_widths, strict=True)]
+        aligned_lines.append("  ".join(padded_cells).rstrip())
+    return aligned_lines
 
 
 def is_share(metric: str) -> bool:
@@ -65,7 +65,7 @@ def is_share(metric: str) -> bool:
 
 
 def metric_value(metric: str, value: float | None) -> str:
-    """Formats the value of a metric; None is shown as a dash."""
+    """Formats the value of a metric, where None becomes a dash."""
     if value is None:
         return "–"
     if is_share(metric) and math.isfinite(value):
@@ -116,28 +116,29 @@ def plural(word: str, count: int) -> str:
 
 
 def without_subject(text: str) -> str:
-    """Returns a privacy statement without its head: the title and the list that names the run.
+    """Returns a privacy statement without its head, which is the title and the list that names the
+    run.
 
     >>> without_subject("# Title\\n\\n- **Date.** Today.\\n\\n1. **DP setting.** Central.\\n")
     '1. **DP setting.** Central.\\n'
     """
-    body = re.sub(r"\A\s*# .*\n", "", text)
-    return re.sub(r"\A\s*(?:(?:- |  ).*\n)*\s*(?=\S)", "", body)
+    statement_body = re.sub(r"\A\s*# .*\n", "", text)
+    return re.sub(r"\A\s*(?:(?:- |  ).*\n)*\s*(?=\S)", "", statement_body)
 
 
 def statement_html(text: str) -> markupsafe.Markup:
     """Converts the Markdown of a privacy statement to HTML, and escapes raw HTML in it."""
     # Nested lists in statements are indented by three spaces, the width of "1. ".
-    renderer = markdown.Markdown(
+    markdown_renderer = markdown.Markdown(
         tab_length=3, extensions=["sane_lists", "tables"], output_format="html"
     )
-    renderer.preprocessors.deregister("html_block")
+    markdown_renderer.preprocessors.deregister("html_block")
     for name in _DISABLED_PATTERNS.split():
-        renderer.inlinePatterns.deregister(name)
-    html = renderer.convert(text)
-    # The headings of a statement are put three levels lower, below those of the report.
-    html = re.sub(
-        r"<(/?)h([1-6])>", lambda match: f"<{match[1]}h{min(6, int(match[2]) + 3)}>", html
+        markdown_renderer.inlinePatterns.deregister(name)
+    statement_body = markdown_renderer.convert(text)
+    # The headings of a privacy statement are moved three levels down, below those of the report.
+    statement_body = re.sub(
+        r"<(/?)h([1-6])>", lambda match: f"<{match[1]}h{min(6, int(match[2]) + 3)}>", statement_body
     )
-    # All text in this HTML is escaped already, so it is safe.
-    return markupsafe.Markup(html)
+    # The Markdown renderer has escaped all text already, so the HTML is safe.
+    return markupsafe.Markup(statement_body)

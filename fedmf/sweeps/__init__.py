@@ -1,3 +1,3 @@
-"""Sweeps: grids and searches of training runs, several runs at a time, with a comparison of their
-results.
+"""Sweeps, which are grids and searches of training runs. Several runs train at a time, and their
+results are compared.
 """

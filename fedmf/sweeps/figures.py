@@ -1,5 +1,5 @@
-"""Figures of a sweep: the validation metric over the tuned number, and the test metric of the best
-settings over the compared number.
+"""Figures of a sweep, which show the validation metric over the tuned number, and the test metric
+of the best settings over the compared number.
 """
 
 import dataclasses
@@ -18,7 +18,8 @@ from fedmf.runs.config import TrainConfig
 from fedmf.runs.folder import Run
 from fedmf.sweeps.results import Best, best_settings, tuned_fields, validation_of, varying
 
-# The x axis of a figure shows the first of these fields that varies in the sweep.
+# Fields in order of preference for the x axis of a figure, which shows the first one that varies in
+# the sweep.
 _TUNED_AXES = ("server_learning_rate", "client_learning_rate", "server_momentum")
 _COMPARED_AXES = ("epsilon", "noise_multiplier", "bands", "clip_norm")
 # An axis is logarithmic if its largest value is at least this many times its smallest.
@@ -35,35 +36,44 @@ def validation_figure(
     *,
     stopped: Sequence[Run] = (),
 ) -> bytes | None:
-    """Draws the final validation metric of the runs over the first number that varies, as a PNG.
+    """Draws the final validation metric of the runs over the first number that varies between them,
+    as a PNG.
 
     There is a line for each combination of compared values, or None if no number varies. Crosses
     below a line mark values whose runs were `stopped` or whose models diverged. For a search it
     draws a point for each run, over each of the numbers that were searched.
     """
     tried_runs = [*runs, *stopped]
-    names = varying(tried_runs)
+    varied_names = varying(tried_runs)
     if searched:
-        return _points_figure(runs, [name for name in names if name in searched], smoothed_over)
-    axis = next((name for name in (*_TUNED_AXES, *_COMPARED_AXES) if name in names), None)
-    if axis is None:
+        return _points_figure(
+            runs, [name for name in varied_names if name in searched], smoothed_over
+        )
+    axis_name = next(
+        (name for name in (*_TUNED_AXES, *_COMPARED_AXES) if name in varied_names), None
+    )
+    if axis_name is None:
         return None
     lines: dict[TrainConfig, tuple[Run, _Points]] = {}
     for run in runs:
-        line_run = _off_axis(tried_runs, run, axis, {})
+        line_run = _off_axis(tried_runs, run, axis_name, {})
         _, points = lines.setdefault(line_run.config, (line_run, {}))
-        points.setdefault(getattr(run.config, axis), []).append(validation_of(run, smoothed_over))
+        points.setdefault(getattr(run.config, axis_name), []).append(
+            validation_of(run, smoothed_over)
+        )
     for run in stopped:
-        config = _off_axis(tried_runs, run, axis, {}).config
+        config = _off_axis(tried_runs, run, axis_name, {}).config
         if config in lines:
-            lines[config][1].setdefault(getattr(run.config, axis), []).append(math.nan)
-    groups = group_runs([run for run, _ in lines.values()])
-    title = _validation_title(smoothed_over)
-    return _draw_lines(axis, title, groups, [points for _, points in lines.values()], runs)
+            lines[config][1].setdefault(getattr(run.config, axis_name), []).append(math.nan)
+    run_groups = group_runs([run for run, _ in lines.values()])
+    title_template = _validation_title(smoothed_over)
+    return _draw_lines(
+        axis_name, title_template, run_groups, [points for _, points in lines.values()], runs
+    )
 
 
 def _validation_title(smoothed_over: int) -> str:
-    """Returns the title of a validation figure, with {} where the metric's name goes."""
+    """Returns the title of a validation figure, with {} in place of the metric's name."""
     if smoothed_over:
         return f"Validation {{}}, mean over the last {smoothed_over} rounds"
     return "Final validation {}"
@@ -78,13 +88,15 @@ def _points_figure(runs: Sequence[Run], names: Sequence[str], smoothed_over: int
             numbers[name] = field_values
     if not numbers:
         return None
-    metric = runs[0].plan["task"]["headline_metric"]
-    heights = [validation_of(run, smoothed_over) for run in runs]
+    headline_metric = runs[0].plan["task"]["headline_metric"]
+    validation_values = [validation_of(run, smoothed_over) for run in runs]
     with canvas(2.9, simulation_note(runs)) as (drawing, out):
         panels = drawing.subplots(1, len(numbers), sharey=True, squeeze=False)[0]
         for ax, (name, field_values) in zip(panels, numbers.items(), strict=True):
-            (points,) = ax.plot(field_values, heights, linestyle="", marker="o", markersize=4)
-            has_crosses = _draw_crosses(ax, field_values, heights, points.get_color())
+            (points,) = ax.plot(
+                field_values, validation_values, linestyle="", marker="o", markersize=4
+            )
+            has_crosses = _draw_crosses(ax, field_values, validation_values, points.get_color())
             if min(field_values) > 0 and max(field_values) / min(field_values) >= _LOGARITHMIC_FROM:
                 ax.set_xscale("log")
                 ax.xaxis.set_major_formatter(lambda x, _: plain(float(x)))
@@ -95,11 +107,11 @@ def _points_figure(runs: Sequence[Run], names: Sequence[str], smoothed_over: int
                 else:
                     ax.xaxis.set_minor_formatter("")
             ax.set_xlabel(name.replace("_", " "))
-        title = _validation_title(smoothed_over).format(metric_name(metric))
+        figure_title = _validation_title(smoothed_over).format(metric_name(headline_metric))
         if has_crosses:
-            title += _CROSSES
-        panels[0].set_title(title)
-        if is_share(metric):
+            figure_title += _CROSSES
+        panels[0].set_title(figure_title)
+        if is_share(headline_metric):
             in_percent(panels[0])
     return out.getvalue()
 
@@ -115,9 +127,12 @@ def _draw_crosses(
     ]
     if not lost_positions:
         return False
-    cross = {"marker": "x", "linestyle": "", "markersize": 5, "color": color}
+    cross_style = {"marker": "x", "linestyle": "", "markersize": 5, "color": color}
     ax.plot(
-        lost_positions, [0.03] * len(lost_positions), transform=ax.get_xaxis_transform(), **cross
+        lost_positions,
+        [0.03] * len(lost_positions),
+        transform=ax.get_xaxis_transform(),
+        **cross_style,
     )
     return True
 
@@ -134,41 +149,49 @@ def best_figure(
     Returns None if no field is tuned, no number is compared, or settings were searched.
     """
     tried_runs = [*runs, *stopped]
-    names = varying(tried_runs)
-    fields = tuned_fields(tried_runs)
+    varied_names = varying(tried_runs)
+    tuned_names = tuned_fields(tried_runs)
     if searched:
         return None
-    axis = next((name for name in _COMPARED_AXES if name in names and name not in fields), None)
-    if axis is None or not any(name in names for name in fields):
+    axis_name = next(
+        (name for name in _COMPARED_AXES if name in varied_names and name not in tuned_names), None
+    )
+    if axis_name is None or not any(name in varied_names for name in tuned_names):
         return None
     lines: dict[tuple[Any, ...], list[Best]] = {}
     for best in best_settings(runs, smoothed_over, stopped=stopped):
-        line_key = tuple((name, x) for name, x in best.compared.items() if name != axis)
+        line_key = tuple((name, x) for name, x in best.compared.items() if name != axis_name)
         lines.setdefault(line_key, []).append(best)
     first_runs = []
     for group in lines.values():
         run = next(run for run in runs if _has_values(run, group[0].compared))
         # The tuned fields, except the number of bands, vary along a line, so the line's label
         # leaves them out.
-        tuned_values = {name: getattr(runs[0].config, name) for name in fields if name != "bands"}
-        first_runs.append(_off_axis(runs, run, axis, tuned_values))
-    groups = [
+        tuned_values = {
+            name: getattr(runs[0].config, name) for name in tuned_names if name != "bands"
+        }
+        first_runs.append(_off_axis(runs, run, axis_name, tuned_values))
+    line_groups = [
         _of_all_bands(line, group)
         for line, group in zip(group_runs(first_runs), lines.values(), strict=True)
     ]
-    points = [{best.compared[axis]: best.test for best in group} for group in lines.values()]
-    return _draw_lines(axis, "Test {} of the best settings", groups, points, runs)
+    values_by_position = [
+        {best.compared[axis_name]: best.test for best in group} for group in lines.values()
+    ]
+    return _draw_lines(
+        axis_name, "Test {} of the best settings", line_groups, values_by_position, runs
+    )
 
 
 def _has_values(run: Run, values: Mapping[str, Any]) -> bool:
     """Returns whether the fields of a run have these values."""
-    fields = config_as_run(run).flat()
-    return all(fields.get(name) == value for name, value in values.items())
+    config_values = config_as_run(run).flat()
+    return all(config_values.get(name) == value for name, value in values.items())
 
 
 def _off_axis(runs: Sequence[Run], run: Run, axis: str, fields: Mapping[str, Any]) -> Run:
-    """Returns a copy of the run without the fields that vary along a line, so that all runs of a
-    line have equal copies.
+    """Returns a copy of a run without the fields that vary along a line of the figure, so that all
+    runs of a line have equal copies.
 
     The copy has seed 0, no data path and a common value on the axis.
 
@@ -177,19 +200,23 @@ def _off_axis(runs: Sequence[Run], run: Run, axis: str, fields: Mapping[str, Any
     if getattr(run.config, axis) is not None:
         axis_values = (getattr(any_run.config, axis) for any_run in runs)
         fields = {**fields, axis: next(value for value in axis_values if value is not None)}
-    config = dataclasses.replace(config_as_run(run), seed=0, data=None, **fields)
-    return dataclasses.replace(run, config=config)
+    config_off_axis = dataclasses.replace(config_as_run(run), seed=0, data=None, **fields)
+    return dataclasses.replace(run, config=config_off_axis)
 
 
 def _of_all_bands(line: RunGroup, group: Sequence[Best]) -> RunGroup:
-    """Returns the line of best settings, labelled with the smallest and the largest number of
-    bands.
+    """Returns the group of a line of best settings, labelled with the smallest and the largest
+    number of bands.
     """
-    bands = sorted({best.tuned["bands"] for best in group if best.tuned.get("bands") is not None})
-    if len(bands) < 2:
+    band_counts = sorted(
+        {best.tuned["bands"] for best in group if best.tuned.get("bands") is not None}
+    )
+    if len(band_counts) < 2:
         return line
-    name = f"{line.mechanism.partition(' (')[0]} ({bands[0]} to {bands[-1]} bands)"
-    return dataclasses.replace(line, label=line.label.replace(line.mechanism, name), mechanism=name)
+    line_name = f"{line.mechanism.partition(' (')[0]} ({band_counts[0]} to {band_counts[-1]} bands)"
+    return dataclasses.replace(
+        line, label=line.label.replace(line.mechanism, line_name), mechanism=line_name
+    )
 
 
 def _draw_lines(
@@ -201,7 +228,7 @@ def _draw_lines(
     A cross at the foot marks a value without a mean. A line without a value on the axis is drawn
     as a horizontal line.
     """
-    metric = runs[0].plan["task"]["headline_metric"]
+    headline_metric = runs[0].plan["task"]["headline_metric"]
     has_crosses = False
     with canvas(3.6, simulation_note(runs)) as (drawing, out):
         ax = drawing.subplots()
@@ -214,14 +241,14 @@ def _draw_lines(
             if None in values:  # A run without noise has no epsilon.
                 ax.axhline(float(np.mean(values[None])), linewidth=1.4, **style)
                 continue
-            positions = sorted(x for x in values if x is not None)
-            mean_values = [float(np.mean(values[x])) for x in positions]
-            ax.plot(positions, mean_values, marker="o", markersize=4, linewidth=1.6, **style)
-            has_crosses |= _draw_crosses(ax, positions, mean_values, line.color)
+            line_positions = sorted(x for x in values if x is not None)
+            mean_values = [float(np.mean(values[x])) for x in line_positions]
+            ax.plot(line_positions, mean_values, marker="o", markersize=4, linewidth=1.6, **style)
+            has_crosses |= _draw_crosses(ax, line_positions, mean_values, line.color)
             ax.vlines(
-                positions,
-                [min(values[x]) for x in positions],
-                [max(values[x]) for x in positions],
+                line_positions,
+                [min(values[x]) for x in line_positions],
+                [max(values[x]) for x in line_positions],
                 color=line.color,
                 linewidth=1,
             )
@@ -234,8 +261,8 @@ def _draw_lines(
         ax.set_xlabel(axis.replace("_", " "))
         if has_crosses:
             title += _CROSSES
-        ax.set_title(title.format(metric_name(metric)))
-        if is_share(metric):
+        ax.set_title(title.format(metric_name(headline_metric)))
+        if is_share(headline_metric):
             in_percent(ax)
         legend_above(drawing, *ax.get_legend_handles_labels())
     return out.getvalue()

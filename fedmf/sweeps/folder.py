@@ -1,4 +1,6 @@
-"""Folder of a sweep: the states of its runs, and which new runs belong to the same sweep."""
+"""Folder of a sweep, with the states of its runs and the check that new runs belong to the same
+sweep.
+"""
 
 import contextlib
 import dataclasses
@@ -17,20 +19,22 @@ from fedmf.sweeps.runs import run_folder
 
 
 def state(out: pathlib.Path, name: str) -> str:
-    """Returns the state of a run: "finished", "not begun" or the number of rounds that are done."""
-    folder = run_folder(out, name)
-    if (folder / "result.json").exists():
+    """Returns the state of a run, which is "finished", "not begun" or the number of rounds that are
+    done.
+    """
+    folder_of_run = run_folder(out, name)
+    if (folder_of_run / "result.json").exists():
         return "finished"
-    if not (folder / "config.json").exists():
+    if not (folder_of_run / "config.json").exists():
         return "not begun"
-    num_rounds = num_rounds_done(folder)
+    num_rounds = num_rounds_done(folder_of_run)
     return "1 round done" if num_rounds == 1 else f"{num_rounds} rounds done"
 
 
 def num_rounds_done(folder: pathlib.Path) -> int:
     """Returns the number of rounds that are recorded in a run's folder."""
-    metrics = folder / "metrics.jsonl"
-    return metrics.read_bytes().count(b"\n") if metrics.exists() else 0
+    metrics_path = folder / "metrics.jsonl"
+    return metrics_path.read_bytes().count(b"\n") if metrics_path.exists() else 0
 
 
 def in_folder(out: pathlib.Path, configs: Mapping[str, TrainConfig]) -> dict[str, TrainConfig]:
@@ -46,38 +50,38 @@ def in_folder(out: pathlib.Path, configs: Mapping[str, TrainConfig]) -> dict[str
         path.parent.name: TrainConfig.from_mapping(read_config_file(path), str(path))
         for path in sorted((out / "runs").glob("*/config.json"))
     }
-    names = {}
+    configs_in_folder = {}
     for name, config in configs.items():
-        same_runs = [
+        names_of_same_run = [
             present_name
             for present_name, present_config in config_by_name.items()
             if dataclasses.replace(present_config, data=config.data) == config
         ]
         for present_name, present_config in config_by_name.items():
-            if name not in same_runs or present_name == name:
+            if name not in names_of_same_run or present_name == name:
                 _check_beside(name, config, run_folder(out, present_name), present_config)
-        # An earlier command may have trained the same run under another name: the name of seed 0
-        # changes when seeds are varied. The run keeps the earlier name, so that it is not trained
-        # twice.
+        # An earlier command may have trained the same run under another name, because the name of
+        # seed 0 changes when seeds are varied. The run keeps the earlier name, so that it is not
+        # trained twice.
         folder_name = name
-        if same_runs and name not in same_runs:
-            folder_name = same_runs[0]
-        names[folder_name] = config
-    return names
+        if names_of_same_run and name not in names_of_same_run:
+            folder_name = names_of_same_run[0]
+        configs_in_folder[folder_name] = config
+    return configs_in_folder
 
 
 def _check_beside(
     name: str, config: TrainConfig, folder: pathlib.Path, present_config: TrainConfig
 ) -> None:
     """Raises an error if a new run and a run of the folder cannot belong to the same sweep."""
-    may_differ = {"data"}
+    allowed_differences = {"data"}
     if name != folder.name:
-        may_differ |= grid.fields_in_name(name) | grid.fields_in_name(folder.name)
+        allowed_differences |= grid.fields_in_name(name) | grid.fields_in_name(folder.name)
     for field in field_names([config, present_config]):
         new_value = config.flat().get(field)
         present_value = present_config.flat().get(field)
         is_taken = grid.is_taken_by_all(field, config, present_config)
-        if field not in may_differ and new_value != present_value and is_taken:
+        if field not in allowed_differences and new_value != present_value and is_taken:
             raise ValueError(
                 f"{folder} holds a run with {field}={present_value}, and this sweep has "
                 f"{field}={new_value}: name another folder, "
@@ -99,8 +103,7 @@ def _check_beside(
 @functools.lru_cache(maxsize=1024)
 def _digest_of(path: pathlib.Path, modified: int) -> str:
     """Returns the digest of the mechanism in a file. `modified` is the file's modification time."""
-    # The time is an argument only because it is part of the cache's key: a rewritten file is then
-    # read again.
+    # The modification time is part of the cache's key, so that a rewritten file is read again.
     del modified
     return mechanism_digest(load_mechanism(path))
 
@@ -119,7 +122,9 @@ def begun_runs(folders: Iterable[pathlib.Path]) -> list[Run]:
 
 @contextlib.contextmanager
 def writing(out: pathlib.Path) -> Iterator[None]:
-    """Creates the folder of a sweep. Errors of writing there or in the block say what to do."""
+    """Creates the folder of a sweep. Inside the block, errors of writing to the folder say what to
+    do.
+    """
     try:
         for name in ("runs", "logs"):
             make_folder(out / name)

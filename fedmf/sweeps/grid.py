@@ -1,4 +1,4 @@
-"""Grid of a sweep: trains every combination of the varied values once."""
+"""Grid of a sweep, which has a run for every combination of the varied values."""
 
 import dataclasses
 import json
@@ -73,10 +73,10 @@ def varied_values(text: str) -> tuple[str, list[Any] | Range]:
     if name.startswith(_OPTION):
         return name, [value.strip() for value in values.split(",")]
     if name not in _FIELDS and families_option(name) is None:
-        hint = did_you_mean(
+        field_hint = did_you_mean(
             name, _FIELDS, "task-option.NAME varies one of the task; the fields are"
         )
-        raise ValueError(f"vary={text!r} names no option of fedmf train: {hint}")
+        raise ValueError(f"vary={text!r} names no option of fedmf train: {field_hint}")
     low, colon, high = values.partition(":")
     if colon and {int, float} & set(_kinds(name)):
         return name, Range(typed_value(name, low.strip()), typed_value(name, high.strip()))
@@ -96,29 +96,32 @@ def _checked_value(name: str, text: str) -> Any:
 
 
 def _kinds(name: str) -> tuple[type, ...]:
-    """Returns the types that a field's value may have."""
-    option = None if name in _FIELDS else families_option(name)
-    if option is not None:
-        return (option,)
+    """Returns the types that the value of a configuration field may have."""
+    option_types = None if name in _FIELDS else families_option(name)
+    if option_types is not None:
+        return (option_types,)
     return typing.get_args(_FIELDS[name].type) or (_FIELDS[name].type,)
 
 
 def typed_value(name: str, text: str) -> Any:
-    """Parses a text as the value of a field; "none" is None if the field may be None.
+    """Parses a text as the value of a configuration field, where "none" means None if the field may
+    be None.
 
     Raises:
       ValueError: it is no number, and the field is one.
     """
-    kinds = _kinds(name)
-    if text == "none" and types.NoneType in kinds and name != "family":
+    field_types = _kinds(name)
+    if text == "none" and types.NoneType in field_types and name != "family":
         return None
-    kind = next(kind for kind in kinds if kind is not types.NoneType)
-    if kind is bool:
+    number_type = next(
+        number_type for number_type in field_types if number_type is not types.NoneType
+    )
+    if number_type is bool:
         return {"true": True, "false": False}.get(text, text)
     try:
-        return kind(text)
+        return number_type(text)
     except ValueError:
-        number_phrase = "a whole number" if kind is int else "a number"
+        number_phrase = "a whole number" if number_type is int else "a number"
         option_name = name.replace("_", "-")
         raise ValueError(
             f"vary='{option_name}={text}': {text!r} is not {number_phrase}: give values such as 1,2"
@@ -202,13 +205,13 @@ def sweep_config(fixed: Mapping[str, Any], chosen: Mapping[str, Any]) -> tuple[s
     Raises:
       ValueError: they are no configuration.
     """
-    fields = applying(fixed, chosen)
-    name = run_name({k: v for k, v in chosen.items() if k in fields})
+    run_fields = applying(fixed, chosen)
+    name = run_name({k: v for k, v in chosen.items() if k in run_fields})
     try:
-        tasks.check_separation_is_given(fields)
-        return name, tasks.completed(TrainConfig.from_mapping(fields, "the sweep"))
+        tasks.check_separation_is_given(run_fields)
+        return name, tasks.completed(TrainConfig.from_mapping(run_fields, "the sweep"))
     except (ValueError, TypeError) as error:
-        raise ValueError(f"run {name or fields.get('family')}: {error}") from error
+        raise ValueError(f"run {name or run_fields.get('family')}: {error}") from error
 
 
 def fields_in_name(run: str) -> set[str]:
@@ -221,21 +224,21 @@ def fields_in_name(run: str) -> set[str]:
 
 
 def is_taken_by_all(field: str, *configs: TrainConfig) -> bool:
-    """Returns whether the mechanism families of all these runs accept the field."""
+    """Returns whether the mechanism families of all these configurations accept the field."""
     return all(config.family in families_taking(field) for config in configs)
 
 
 def run_name(chosen: Mapping[str, Any]) -> str:
     """Returns the name of the run that has these values of the varied fields."""
-    entries = []
+    name_entries = []
     for name, value in chosen.items():
-        text = str(value).lower() if value is None else str(value)
+        value_text = str(value).lower() if value is None else str(value)
         if isinstance(value, float):
-            text = repr(value).removesuffix(".0")
+            value_text = repr(value).removesuffix(".0")
         elif name in ("mechanism", "data") and value is not None:
-            text = pathlib.PurePath(value).stem
-        entries.append(f"{name}={re.sub(r'[^A-Za-z0-9.+_-]+', '-', text)}")
-    joined_entries = ",".join(entries)
+            value_text = pathlib.PurePath(value).stem
+        name_entries.append(f"{name}={re.sub(r'[^A-Za-z0-9.+_-]+', '-', value_text)}")
+    joined_entries = ",".join(name_entries)
     if len(joined_entries) > MAX_NAME_CHARACTERS:
         raise ValueError(
             "vary has so many fields that a folder would be named "

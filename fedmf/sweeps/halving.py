@@ -28,7 +28,8 @@ _LOSSES = ("private loss", "validation loss")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Setting:
-    """All runs of one setting, one for each seed, and their results when settings are compared.
+    """The runs of one setting, one for each seed, with their results after the rounds at which
+    settings are compared.
 
     Attributes:
       runs: names.
@@ -46,7 +47,9 @@ class _Setting:
 
     @property
     def may_go_on(self) -> bool:
-        """Whether the setting has a finite score, and its loss is not above its first loss."""
+        """Whether the setting may continue, because it has a finite score and its loss has not
+        risen above its first loss.
+        """
         return math.isfinite(self.score) and not self.score > self.first_loss
 
 
@@ -58,30 +61,33 @@ def rungs(config: TrainConfig) -> list[int]:
     >>> rungs(TrainConfig(rounds=100, min_sep=10, epsilon=8.0, evaluate_every=20))
     [40, 60]
     """
-    interval = config.evaluate_every
-    all_rungs = {math.ceil(share * config.rounds / interval) * interval for share in _SHARES}
+    validation_interval = config.evaluate_every
+    all_rungs = {
+        math.ceil(share * config.rounds / validation_interval) * validation_interval
+        for share in _SHARES
+    }
     return sorted(rung for rung in all_rungs if rung < config.rounds)
 
 
 def expected_rounds(configs: Mapping[str, TrainConfig], after: int = 0) -> int:
-    """Returns the total number of rounds that halving will train, without those that it saves.
+    """Returns the total number of rounds that successive halving will train.
 
     Args:
       configs: the runs that are trained.
       after: the rung at which settings were last compared; 0 before the first.
     """
-    total = 0
+    total_rounds = 0
     for _, settings in _settings(configs):
         config = configs[settings[0][0]]
         runs_of_settings = [len(runs) for runs in settings]
         previous_end = 0
         for end in (*(rung for rung in rungs(config) if rung > after), config.rounds):
-            total += sum(runs_of_settings) * (end - previous_end)
+            total_rounds += sum(runs_of_settings) * (end - previous_end)
             previous_end = end
-            # Which settings continue is not known yet. Most settings have the same number of seeds,
-            # so the first half of the settings costs about as much as the better half.
+            # The better half of the settings is not known yet. The first half costs about as much,
+            # since most settings have the same number of seeds.
             runs_of_settings = runs_of_settings[: _half(runs_of_settings)]
-    return total
+    return total_rounds
 
 
 def runs_going_on(out: pathlib.Path, configs: Mapping[str, TrainConfig], rung: int) -> list[str]:
@@ -101,35 +107,39 @@ def runs_going_on(out: pathlib.Path, configs: Mapping[str, TrainConfig], rung: i
       rung: number of rounds that they have done, unless they failed.
     """
     compared_configs = {name: config for name, config in configs.items() if rung in rungs(config)}
-    going_on = set(configs) - set(compared_configs)
+    continuing_names = set(configs) - set(compared_configs)
     for values, settings in _settings(compared_configs):
         standings = [_standing(out, runs, rung) for runs in settings]
         # NaN cannot be sorted, so a setting without a finite score is put last.
-        order = sorted(standings, key=lambda s: s.score if math.isfinite(s.score) else math.inf)
-        best_settings = [setting for setting in order if setting.may_go_on][: _half(order)]
+        ordered_standings = sorted(
+            standings, key=lambda s: s.score if math.isfinite(s.score) else math.inf
+        )
+        best_settings = [setting for setting in ordered_standings if setting.may_go_on][
+            : _half(ordered_standings)
+        ]
         if not best_settings:
-            best_settings = order[:1]
+            best_settings = ordered_standings[:1]
             _warn_that_all_rose(best_settings[0], values, rung)
-        going_on.update(name for setting in best_settings for name in setting.runs)
-    return [name for name in configs if name in going_on]
+        continuing_names.update(name for setting in best_settings for name in setting.runs)
+    return [name for name in configs if name in continuing_names]
 
 
 def _half(settings: Sequence[object]) -> int:
-    """Returns half the number of settings, rounded up."""
+    """Returns the number of settings that continue, half of all, rounded up."""
     return -(-len(settings) // 2)
 
 
 def _settings(
     configs: Mapping[str, TrainConfig],
 ) -> Iterator[tuple[str, list[list[str]]]]:
-    """Yields each group of compared runs: its description, and the names of the runs of each
-    setting.
+    """Yields the description of each group of compared runs, and the names of the runs of each
+    setting in it.
     """
-    names = [
+    differing_names = [
         name for name in differing_fields(list(configs.values())) if name not in ("data", "seed")
     ]
-    compared_names = [name for name in names if name not in TUNED]
-    tuned_names = [name for name in names if name in TUNED]
+    compared_names = [name for name in differing_names if name not in TUNED]
+    tuned_names = [name for name in differing_names if name in TUNED]
     groups: dict[tuple[object, ...], dict[tuple[object, ...], list[str]]] = {}
     for name, config in configs.items():
         config_values = config.flat()
@@ -137,35 +147,37 @@ def _settings(
         settings.setdefault(tuple(map(config_values.get, tuned_names)), []).append(name)
     for values_of_group, settings in groups.items():
         name_values = zip(compared_names, values_of_group, strict=True)
-        words = ", ".join(f"{name}={format_value(value)}" for name, value in name_values)
-        yield words, list(settings.values())
+        group_description = ", ".join(
+            f"{name}={format_value(value)}" for name, value in name_values
+        )
+        yield group_description, list(settings.values())
 
 
 def _standing(out: pathlib.Path, names: Sequence[str], rung: int) -> _Setting:
-    """Returns the standing of a setting: the results of its runs at the round `rung`, where
-    settings are compared.
+    """Returns a setting with the results of its runs at the round `rung`, where settings are
+    compared.
     """
     scores: list[float] = []
     first_losses: list[float] = []
-    validated = False
-    measure = _LOSSES[1]
+    is_validated = False
+    loss_name = _LOSSES[1]
     for name in names:
         by_round: dict[int, float] = {}
         run = _run(out, name)
         if run is not None:
-            by_round, measure = _curve(run)
-        validated = validated or rung in by_round
+            by_round, loss_name = _curve(run)
+        is_validated = is_validated or rung in by_round
         scores.append(by_round.get(rung, math.nan))
         first_loss = math.nan
-        if measure in _LOSSES and by_round:
+        if loss_name in _LOSSES and by_round:
             first_loss = by_round[min(by_round)]
         first_losses.append(first_loss)
     return _Setting(
         runs=names,
         score=float(np.mean(scores)) if np.isfinite(scores).all() else math.nan,
         first_loss=float(np.mean(first_losses)),
-        measure=measure,
-        validated=validated,
+        measure=loss_name,
+        validated=is_validated,
     )
 
 
@@ -182,18 +194,18 @@ def _curve(run: Run) -> tuple[dict[int, float], str]:
     if run.config.private_metrics:
         rounds, losses, _ = private_curve(run, "loss")
         return dict(zip(rounds.tolist(), losses.tolist(), strict=True)), _LOSSES[0]
-    validations = {
+    metrics_by_round = {
         row["round"] + 1: row["validation"] for row in run.metrics if "validation" in row
     }
-    if all("loss" in metrics for metrics in validations.values()):
-        # A loss that is not a number may be null in JSON.
-        loss_by_round = {end: metrics["loss"] for end, metrics in validations.items()}
+    if all("loss" in metrics for metrics in metrics_by_round.values()):
+        # JSON may store a loss that is NaN as null.
+        loss_by_round = {end: metrics["loss"] for end, metrics in metrics_by_round.items()}
         return {end: math.nan if x is None else x for end, x in loss_by_round.items()}, _LOSSES[1]
-    metric = run.plan["task"]["headline_metric"]
+    headline_metric = run.plan["task"]["headline_metric"]
     rounds, values_there = validation_curve(run)
-    sign = 1 if smaller_is_better(metric) else -1
-    scores = dict(zip(rounds.tolist(), (sign * values_there).tolist(), strict=True))
-    return scores, f"validation {metric_name(metric)}"
+    sign = 1 if smaller_is_better(headline_metric) else -1
+    score_by_round = dict(zip(rounds.tolist(), (sign * values_there).tolist(), strict=True))
+    return score_by_round, f"validation {metric_name(headline_metric)}"
 
 
 def _warn_that_all_rose(best: _Setting, values: str, rung: int) -> None:

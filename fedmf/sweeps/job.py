@@ -26,7 +26,7 @@ _STOPPED = 128
 
 
 class Job:
-    """Worker process that trains one run at a time, seen from its parent process."""
+    """Handle of the parent process for a worker process, which trains one run at a time."""
 
     def __init__(self, program: Sequence[str]) -> None:
         # The process has its own session, so that Ctrl-C in a terminal does not reach the run
@@ -53,11 +53,11 @@ class Job:
         The status is negative if the process died of that signal.
         """
         assert self.process.stdout is not None
-        answer = self.process.stdout.read()
-        return int(answer) if answer else self.process.poll()
+        status_bytes = self.process.stdout.read()
+        return int(status_bytes) if status_bytes else self.process.poll()
 
     def end(self) -> None:
-        """Ends the worker process at once."""
+        """Kills the worker process."""
         self.process.kill()
         self.process.communicate()
 
@@ -67,24 +67,24 @@ def serve(main: Callable[[list[str]], None]) -> None:
 
     It returns after a command that a signal stopped.
     """
-    answers = os.fdopen(os.dup(1), "w")
+    answer_file = os.fdopen(os.dup(1), "w")
     for line in sys.stdin:
-        request = json.loads(line)
-        log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        run_request = json.loads(line)
+        log_descriptor = os.open(run_request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         for descriptor in (1, 2):
-            os.dup2(log, descriptor)
-        os.close(log)
+            os.dup2(log_descriptor, descriptor)
+        os.close(log_descriptor)
         try:
-            main(request["arguments"])
-            status = 0
+            main(run_request["arguments"])
+            exit_status = 0
         except SystemExit as stop:
             if isinstance(stop.code, str):
                 print(stop.code, file=sys.stderr)
-            status = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+            exit_status = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
         sys.stdout.flush()
         sys.stderr.flush()
-        print(status, file=answers, flush=True)
-        if status >= _STOPPED:
+        print(exit_status, file=answer_file, flush=True)
+        if exit_status >= _STOPPED:
             return
         if "tensorflow" in sys.modules:
             sys.modules["tensorflow"].keras.backend.clear_session()

@@ -1,5 +1,5 @@
-"""Results of a sweep: a CSV row for every run, the best settings, and the joint guarantee of all
-runs.
+"""Results of a sweep, with a CSV row for every run, the best settings, and the joint guarantee of
+all runs.
 """
 
 import csv
@@ -50,58 +50,61 @@ class Best:
 
 def varying(runs: Sequence[Run]) -> list[str]:
     """Returns the names of the fields in which the runs differ, except for the path of the data."""
-    names = differing_fields([config_as_run(run) for run in runs])
-    return [name for name in names if name != "data"]
+    differing_names = differing_fields([config_as_run(run) for run in runs])
+    return [name for name in differing_names if name != "data"]
 
 
 def stopped_by_data(runs: Iterable[Run]) -> list[Run]:
-    """Returns the unfinished runs that were stopped because of their results, as by halving."""
+    """Returns the unfinished runs that were stopped because of their results, for example by
+    successive halving.
+    """
     return [run for run in runs if run.result is None and RunFolder(run.path).was_stopped_by_data()]
 
 
 def results_csv(runs: Sequence[Run], smoothed_over: int = 0, *, stopped: Sequence[Run] = ()) -> str:
-    """Returns a CSV with a row for every finished run: its varied fields, guarantee and metrics.
+    """Returns a CSV text with a row for every finished run, which has its varied fields, guarantee
+    and metrics.
 
     Fields that vary among the finished and the `stopped` runs have a column. The smoothed column is
     `validation_of`, if that is a mean. The guarantee of a simulation is that of the cohort in
     simulated_for_cohort, and its achieved_epsilon is empty.
     """
-    names = varying([*runs, *stopped])
-    out = io.StringIO()
-    run_rows = [_row(run, names, smoothed_over) for run in runs]
-    table = csv.DictWriter(out, list(run_rows[0]), lineterminator="\n")
-    table.writeheader()
-    table.writerows(run_rows)
-    return out.getvalue()
+    varied_names = varying([*runs, *stopped])
+    csv_buffer = io.StringIO()
+    run_rows = [_row(run, varied_names, smoothed_over) for run in runs]
+    csv_writer = csv.DictWriter(csv_buffer, list(run_rows[0]), lineterminator="\n")
+    csv_writer.writeheader()
+    csv_writer.writerows(run_rows)
+    return csv_buffer.getvalue()
 
 
 def _row(run: Run, names: Sequence[str], smoothed_over: int) -> dict[str, Any]:
     """Returns the row of the CSV for one run."""
     assert run.result is not None
-    plan = run.plan
-    metric = run.plan["task"]["headline_metric"]
+    run_plan = run.plan
+    headline_metric = run.plan["task"]["headline_metric"]
     config_values = config_as_run(run).flat()
-    row = {
+    csv_row = {
         "run": run.path.name,
         **{name: config_values.get(name) for name in names},
-        "plan_epsilon": plan["epsilon"],
-        "plan_delta": plan["delta"],
+        "plan_epsilon": run_plan["epsilon"],
+        "plan_delta": run_plan["delta"],
         "plan_noise_multiplier": None,
         "prefix_sum_rmse": None,
         "achieved_epsilon": None,
         "simulated_for_cohort": run.config.claimed_cohort,
-        f"validation_{metric}": run.result["validation"][metric],
+        f"validation_{headline_metric}": run.result["validation"][headline_metric],
     }
     if run.config.family != "none":
-        row["plan_noise_multiplier"] = plan["noise_multiplier"]
-        row["prefix_sum_rmse"] = plan["rmse"]
+        csv_row["plan_noise_multiplier"] = run_plan["noise_multiplier"]
+        csv_row["prefix_sum_rmse"] = run_plan["rmse"]
     if run.config.claimed_cohort is None:
-        row["achieved_epsilon"] = run.result["achieved"]["epsilon"]
+        csv_row["achieved_epsilon"] = run.result["achieved"]["epsilon"]
     if smoothed_over:
-        row[f"smoothed_validation_{metric}"] = validation_of(run, smoothed_over)
-    row[f"test_{metric}"] = run.result["test"].get(metric)
-    row["seconds"] = run.result["seconds"]
-    return row
+        csv_row[f"smoothed_validation_{headline_metric}"] = validation_of(run, smoothed_over)
+    csv_row[f"test_{headline_metric}"] = run.result["test"].get(headline_metric)
+    csv_row["seconds"] = run.result["seconds"]
+    return csv_row
 
 
 def validation_of(run: Run, smoothed_over: int = 0) -> float:
@@ -109,14 +112,14 @@ def validation_of(run: Run, smoothed_over: int = 0) -> float:
 
     It is the last value, or the mean of those after the last `smoothed_over` rounds.
     """
-    last_value = _metric(run, "validation")
+    final_value = _metric(run, "validation")
     rounds, values = validation_curve(run)
     last_values = list(values[rounds > run.config.rounds - smoothed_over])
     if not len(rounds) or rounds[-1] < run.config.rounds:
-        # A run is always validated at its end, but metrics.jsonl has this validation only if it was
-        # due in the last round.
-        last_values.append(last_value)
-    return float(np.mean(last_values)) if smoothed_over else last_value
+        # A run is always validated at its end. The file metrics.jsonl has this validation only if
+        # one was due in the last round.
+        last_values.append(final_value)
+    return float(np.mean(last_values)) if smoothed_over else final_value
 
 
 def score_of(run: Run, smoothed_over: int = 0) -> float:
@@ -127,13 +130,13 @@ def score_of(run: Run, smoothed_over: int = 0) -> float:
     """
     if _has_diverged(run):
         return math.nan
-    value = validation_of(run, smoothed_over)
+    score = validation_of(run, smoothed_over)
     if run.config.private_metrics:
-        value = next(iter(private_curve(run, "accuracy").means[::-1]), math.nan)
-    if not math.isfinite(value):
+        score = next(iter(private_curve(run, "accuracy").means[::-1]), math.nan)
+    if not math.isfinite(score):
         return math.nan
     is_error = smaller_is_better(run.plan["task"]["headline_metric"])
-    return float(-value) if is_error else float(value)
+    return float(-score) if is_error else float(score)
 
 
 def _has_diverged(run: Run) -> bool:
@@ -169,26 +172,26 @@ def best_settings(
     The settings of `stopped` runs count as tried, and none of them is the best.
     """
     tried_runs = [*runs, *stopped]
-    names = varying(tried_runs)
-    tuned_names = [name for name in names if name in (*tuned_fields(tried_runs), *searched)]
-    compared_names = [name for name in names if name not in (*tuned_names, "seed")]
+    varied_names = varying(tried_runs)
+    tuned_names = [name for name in varied_names if name in (*tuned_fields(tried_runs), *searched)]
+    compared_names = [name for name in varied_names if name not in (*tuned_names, "seed")]
     groups: dict[tuple[Any, ...], dict[tuple[Any, ...], list[Run]]] = {}
     for run in tried_runs:
         config_values = config_as_run(run).flat()
-        settings = groups.setdefault(tuple(map(config_values.get, compared_names)), {})
-        finished_runs = settings.setdefault(tuple(map(config_values.get, tuned_names)), [])
+        runs_by_setting = groups.setdefault(tuple(map(config_values.get, compared_names)), {})
+        finished_runs = runs_by_setting.setdefault(tuple(map(config_values.get, tuned_names)), [])
         if run.result is not None:
             finished_runs.append(run)
     return [
         _best(
             dict(zip(compared_names, config_values, strict=True)),
             tuned_names,
-            settings,
+            runs_by_setting,
             smoothed_over,
             searched,
         )
-        for config_values, settings in groups.items()
-        if any(settings.values())
+        for config_values, runs_by_setting in groups.items()
+        if any(runs_by_setting.values())
     ]
 
 
@@ -200,7 +203,7 @@ def _best(
     searched: Collection[str],
 ) -> Best:
     """Returns the best of the tried settings for one combination of the compared fields."""
-    metrics = {
+    values_by_setting = {
         setting: [validation_of(run, smoothed_over) for run in runs]
         for setting, runs in tried.items()
         if runs
@@ -208,27 +211,29 @@ def _best(
     (metric,) = {run.plan["task"]["headline_metric"] for runs in tried.values() for run in runs}
     sign = -1 if smaller_is_better(metric) else 1
     mean_by_setting = {
-        setting: float(sign * np.mean(values)) for setting, values in metrics.items()
+        setting: float(sign * np.mean(values)) for setting, values in values_by_setting.items()
     }
     for setting, mean in mean_by_setting.items():
-        # A setting whose model diverged is never the best.
+        # A setting whose model has diverged cannot be the best one.
         if not math.isfinite(mean) or any(map(_has_diverged, tried[setting])):
             mean_by_setting[setting] = -math.inf
     best_setting = max(mean_by_setting, key=mean_by_setting.__getitem__)
-    edges = {
+    range_by_field = {
         name: (min(values), max(values))
         for name, *values in zip(tuned, *tried, strict=True)
         if name not in searched and len(set(values)) > 2
     }
     chosen_values = dict(zip(tuned, best_setting, strict=True))
-    at_edge = [name for name, value in chosen_values.items() if value in edges.get(name, ())]
+    fields_at_edge = [
+        name for name, value in chosen_values.items() if value in range_by_field.get(name, ())
+    ]
     return Best(
         compared=compared,
         tuned=chosen_values,
-        validation=metrics[best_setting],
+        validation=values_by_setting[best_setting],
         test=[_metric(run, "test") for run in tried[best_setting]],
         settings=len(tried),
-        at_edge=[] if math.isinf(mean_by_setting[best_setting]) else at_edge,
+        at_edge=[] if math.isinf(mean_by_setting[best_setting]) else fields_at_edge,
     )
 
 
@@ -247,34 +252,34 @@ def best_table(
 ) -> str:
     """Returns the result of `best_settings` as a text table."""
     best_rows = best_settings(runs, smoothed_over, searched, stopped=stopped)
-    metric = metric_name(runs[0].plan["task"]["headline_metric"])
+    metric_words = metric_name(runs[0].plan["task"]["headline_metric"])
     table_rows = [
         [
             *best_rows[0].compared,
             *best_rows[0].tuned,
-            f"validation {metric}",
-            f"test {metric}",
+            f"validation {metric_words}",
+            f"test {metric_words}",
             "seeds",
             "settings tried",
         ]
     ]
     for setting in best_rows:
-        row = list(map(_value_text, setting.compared.values()))
+        row_texts = list(map(_value_text, setting.compared.values()))
         for name, value in setting.tuned.items():
-            text = _value_text(value)
-            row.append(f"{text}*" if name in setting.at_edge else text)
-        row += [_mean_and_range(values) for values in (setting.validation, setting.test)]
-        row += [str(len(setting.validation)), str(setting.settings)]
-        table_rows.append(row)
-    lines = aligned(table_rows)
+            cell_text = _value_text(value)
+            row_texts.append(f"{cell_text}*" if name in setting.at_edge else cell_text)
+        row_texts += [_mean_and_range(values) for values in (setting.validation, setting.test)]
+        row_texts += [str(len(setting.validation)), str(setting.settings)]
+        table_rows.append(row_texts)
+    table_lines = aligned(table_rows)
     if any(setting.at_edge for setting in best_rows):
-        lines.append("* the smallest or largest that was tried: a better one may lie beyond")
+        table_lines.append("* the smallest or largest that was tried: a better one may lie beyond")
     if smoothed_over:
-        lines.append(f"validation: the mean over the last {smoothed_over} rounds")
-    note = figures_note(runs)
-    if note:
-        lines.append(note)
-    return "\n".join([*lines, *textwrap.wrap(simulation_note(runs), 110)])
+        table_lines.append(f"validation: the mean over the last {smoothed_over} rounds")
+    seed_note = figures_note(runs)
+    if seed_note:
+        table_lines.append(seed_note)
+    return "\n".join([*table_lines, *textwrap.wrap(simulation_note(runs), 110)])
 
 
 def _value_text(value: Any) -> str:
@@ -286,8 +291,10 @@ def _value_text(value: Any) -> str:
 
 def _mean_and_range(values: Sequence[float]) -> str:
     """Returns the mean of some values as text and, if there are several, their range."""
-    mean = f"{sum(values) / len(values):.4f}"
-    return mean if len(values) == 1 else f"{mean} ({min(values):.4f} to {max(values):.4f})"
+    mean_text = f"{sum(values) / len(values):.4f}"
+    return (
+        mean_text if len(values) == 1 else f"{mean_text} ({min(values):.4f} to {max(values):.4f})"
+    )
 
 
 def together(runs: Sequence[Run]) -> str:
@@ -295,31 +302,39 @@ def together(runs: Sequence[Run]) -> str:
 
     All runs train on the same data, and all results are used when one run is chosen.
     """
-    plans = [run.plan for run in runs if run.plan["epsilon"] is not None]
-    if not plans:
+    private_plans = [run.plan for run in runs if run.plan["epsilon"] is not None]
+    if not private_plans:
         return "None of these runs promises any privacy."
-    epsilon, delta = _composed(plans)
+    epsilon, delta = _composed(private_plans)
     if math.isfinite(epsilon):
         # Epsilon is rounded up, since it is an upper bound.
         epsilon = math.ceil(epsilon * 100) / 100
-    subject = "The private run" if len(plans) == 1 else f"The {len(plans)} private runs together"
-    text = f"{subject}: epsilon {epsilon:.2f} at delta {plain(delta)}"
-    if any(plan["claimed_cohort"] for plan in plans):
-        text += ", of the claimed cohorts"
-    schemes = [scheme_class(plan["config"]["sampling"]) for plan in plans if plan["sampling"]]
-    num_simulated = sum(scheme.simulated for scheme in schemes)
+    subject = (
+        "The private run"
+        if len(private_plans) == 1
+        else f"The {len(private_plans)} private runs together"
+    )
+    guarantee_text = f"{subject}: epsilon {epsilon:.2f} at delta {plain(delta)}"
+    if any(plan["claimed_cohort"] for plan in private_plans):
+        guarantee_text += ", of the claimed cohorts"
+    sampling_schemes = [
+        scheme_class(plan["config"]["sampling"]) for plan in private_plans if plan["sampling"]
+    ]
+    num_simulated = sum(scheme.simulated for scheme in sampling_schemes)
     if num_simulated:
-        failure = plain(num_simulated * FAILURE_OF_CALIBRATION)
-        text += f" (simulated: wrong with probability at most {failure})"
-    text += "."
-    if len(plans) > 1:
-        text += " That, and not one run's, is the guarantee of a model chosen by looking at all."
-    num_without = len(runs) - len(plans)
-    if num_without == 1:
-        text += " The other one promises no privacy."
-    elif num_without:
-        text += f" The other {num_without} promise no privacy."
-    return text
+        failure_text = plain(num_simulated * FAILURE_OF_CALIBRATION)
+        guarantee_text += f" (simulated: wrong with probability at most {failure_text})"
+    guarantee_text += "."
+    if len(private_plans) > 1:
+        guarantee_text += (
+            " That, and not one run's, is the guarantee of a model chosen by looking at all."
+        )
+    num_runs_without_noise = len(runs) - len(private_plans)
+    if num_runs_without_noise == 1:
+        guarantee_text += " The other one promises no privacy."
+    elif num_runs_without_noise:
+        guarantee_text += f" The other {num_runs_without_noise} promise no privacy."
+    return guarantee_text
 
 
 def _composed(plans: Sequence[Mapping[str, Any]]) -> tuple[float, float]:

@@ -1,5 +1,5 @@
-"""Sweep: trains the runs of a grid, several at a time, and writes a table, figures and a report of
-them.
+"""Command of a sweep, which trains the runs of a grid, several at a time, and writes a table,
+figures and a report of them.
 
 A run that dies ends no other run, and a finished run is never trained again. Only its owner can
 read the sweep's folder:
@@ -36,16 +36,16 @@ from fedmf.terminal import interrupts
 from fedmf.terminal.progress_bar import bar
 
 _POLL_SECONDS = 0.5
-# Exit status of `fedmf train` for inputs with which no run can begin.
+# Exit status of `fedmf train` if its arguments are invalid, so that the run cannot begin.
 BAD_ARGUMENTS = 2
 
 
 class StoppedSweep(interrupts.Interrupted):
-    """Error that Ctrl-C has ended a sweep, whose runs have saved their rounds."""
+    """Error that is raised if Ctrl-C has ended a sweep, after its runs have saved their rounds."""
 
 
 class Failure(NamedTuple):
-    """Failure of a run: the last line of its log, and the exit status for `fedmf sweep`.
+    """Failure of a run, with the last line of its log and the exit status for `fedmf sweep`.
 
     The exit status is 2 for inputs that no run can begin with.
     """
@@ -89,28 +89,28 @@ class SweepOptions:
         """
         if self.noise_seed == "os":
             return "os"
-        identity = f"{self.noise_seed}\n{dataclasses.replace(config, data=None).to_json()}"
-        return int.from_bytes(hashlib.sha256(identity.encode()).digest()[:16], "big")
+        seed_input = f"{self.noise_seed}\n{dataclasses.replace(config, data=None).to_json()}"
+        return int.from_bytes(hashlib.sha256(seed_input.encode()).digest()[:16], "big")
 
     @contextlib.contextmanager
     def runs(self, out: pathlib.Path, options: Sequence[str]) -> Iterator[Runs]:
-        """Opens the object that trains the sweep's runs, with additional arguments of `fedmf
-        train`.
+        """Yields the object that trains the sweep's runs on this machine or a cluster, with
+        additional arguments of `fedmf train`.
         """
         all_options = list(options)
         if not self.test:
             all_options.append("--no-test")
         if self.cluster is None:
-            affinity = getattr(os, "sched_getaffinity", None)
-            processors = len(affinity(0)) if affinity else os.cpu_count() or 1
-            threads = self.threads or max(1, processors // self.jobs)
-            yield LocalRuns(out, ["--threads", str(threads), *all_options])
+            get_affinity = getattr(os, "sched_getaffinity", None)
+            num_processors = len(get_affinity(0)) if get_affinity else os.cpu_count() or 1
+            num_threads = self.threads or max(1, num_processors // self.jobs)
+            yield LocalRuns(out, ["--threads", str(num_threads), *all_options])
             return
         from fedmf.training.execution.cluster import check_address, connected
 
         check_address(self.cluster, "fast")
-        threads = self.threads or self.cpus_per_job
-        all_options = ["--threads", str(threads), *all_options]
+        num_threads = self.threads or self.cpus_per_job
+        all_options = ["--threads", str(num_threads), *all_options]
         with connected(self.cluster, None) as cluster:
             yield ClusterRuns(cluster, out, all_options, self.cpus_per_job)
 
@@ -135,11 +135,11 @@ def run_sweep(
       None and empty if no run is finished.
     """
     configs = in_folder(out, configs)
-    failures = train_all(out, configs, options)
+    failure_by_run = train_all(out, configs, options)
     return write_results(
         out,
         configs,
-        failures,
+        failure_by_run,
         smoothed_over=smoothed_over,
         chosen_by="Halving" if options.halving else "",
     )
@@ -166,12 +166,12 @@ def write_results(
     """
     failure_by_name = {name: failure._asdict() for name, failure in failures.items()}
     names = list(names)
-    # Runs that earlier commands trained in this folder count as well.
+    # The joint guarantee also covers runs that earlier commands trained in this folder.
     folder_names = sorted(path.name for path in (out / "runs").iterdir())
     names += [name for name in folder_names if name not in names]
     begun_run_list = begun_runs(run_folder(out, name) for name in names)
-    runs = [run for run in begun_run_list if run.result is not None]
-    if not runs:
+    finished_runs = [run for run in begun_run_list if run.result is not None]
+    if not finished_runs:
         empty: dict[str, Any] = {
             "report": None,
             "results": None,
@@ -180,26 +180,36 @@ def write_results(
             "text": "",
         }
         return empty | {"failed": failure_by_name}
-    stopped = results.stopped_by_data(begun_run_list)
+    stopped_runs = results.stopped_by_data(begun_run_list)
     for name, content in (
-        ("results.csv", results.results_csv(runs, smoothed_over, stopped=stopped)),
-        ("figure.png", figures.validation_figure(runs, smoothed_over, searched, stopped=stopped)),
-        ("best.png", figures.best_figure(runs, smoothed_over, searched, stopped=stopped)),
+        ("results.csv", results.results_csv(finished_runs, smoothed_over, stopped=stopped_runs)),
+        (
+            "figure.png",
+            figures.validation_figure(finished_runs, smoothed_over, searched, stopped=stopped_runs),
+        ),
+        (
+            "best.png",
+            figures.best_figure(finished_runs, smoothed_over, searched, stopped=stopped_runs),
+        ),
     ):
         if content is not None:
             write_atomically(out / name, content, mode=0o600)
-    report = write_report(runs, out / "report", title=f"fedmf sweep {out.name}")
-    guarantee = results.together(begun_run_list)
+    report_path = write_report(finished_runs, out / "report", title=f"fedmf sweep {out.name}")
+    joint_guarantee = results.together(begun_run_list)
     if chosen_by:
-        guarantee += halving.uncovered_note(begun_run_list, chosen_by)
-    best_settings = results.best_settings(runs, smoothed_over, searched, stopped=stopped)
-    table = results.best_table(runs, smoothed_over, searched, stopped=stopped)
+        joint_guarantee += halving.uncovered_note(begun_run_list, chosen_by)
+    best_settings = results.best_settings(
+        finished_runs, smoothed_over, searched, stopped=stopped_runs
+    )
+    best_settings_table = results.best_table(
+        finished_runs, smoothed_over, searched, stopped=stopped_runs
+    )
     return {
-        "report": str(report),
+        "report": str(report_path),
         "results": str(out / "results.csv"),
         "best": [dataclasses.asdict(setting) for setting in best_settings],
-        "together": guarantee,
-        "text": f"{table}\n{guarantee}\nopen {report}",
+        "together": joint_guarantee,
+        "text": f"{best_settings_table}\n{joint_guarantee}\nopen {report_path}",
         "failed": failure_by_name,
     }
 
@@ -231,12 +241,12 @@ def train_all(
         """Returns the total number of rounds that these runs have done, by default of all runs."""
         return sum(num_rounds_done(run_folder(out, name)) for name in names or configs)
 
-    total = sum(config.rounds for config in configs.values())
+    total_rounds = sum(config.rounds for config in configs.values())
     if options.halving:
-        total = halving.expected_rounds(configs)
+        total_rounds = halving.expected_rounds(configs)
     failures: dict[str, Failure] = {}
     with bar(
-        total=max(total, rounds_done()),
+        total=max(total_rounds, rounds_done()),
         initial=rounds_done(),
         unit="round",
         desc="sweep",
@@ -261,8 +271,8 @@ def train_all(
                 names = halving.runs_going_on(out, remaining_configs, rung)
                 for name in remaining_configs.keys() - set(names):
                     if rounds_done(name) and state(out, name) != "finished":
-                        # The run ends here because of its validation metrics, so the number of its
-                        # rounds depends on data, unlike that of a plan. The folder records this.
+                        # The folder records that validation metrics ended the run, since the number
+                        # of its rounds then depends on data, unlike that of a plan.
                         RunFolder(run_folder(out, name)).mark_stopped_by_data(rounds_done(name))
                 remaining_configs = {name: configs[name] for name in names}
                 stopped_names = [name for name in configs if name not in remaining_configs]
@@ -282,7 +292,8 @@ def outcome(out: pathlib.Path, name: str, failures: Mapping[str, Failure]) -> st
 
 
 def _until_one_cannot_begin(names: Iterable[str], failures: Mapping[str, Failure]) -> Iterator[str]:
-    """Yields names until a run could not begin, because then most likely no other run can."""
+    """Yields names of runs until a run could not begin, because then most likely no other run "
+    "can."""
     for name in names:
         if any(failure.status == BAD_ARGUMENTS for failure in failures.values()):
             return
@@ -326,7 +337,7 @@ def iter_finished_runs(
 
 @contextlib.contextmanager
 def _stopped_together(runs: Runs) -> Iterator[None]:
-    """Passes Ctrl-C on to the runs, and raises StoppedSweep when every run has saved its rounds.
+    """Stops the runs after Ctrl-C, and raises StoppedSweep when every run has saved its rounds.
 
     A second Ctrl-C ends the runs at once.
     """
@@ -345,11 +356,11 @@ def _stopped_together(runs: Runs) -> Iterator[None]:
 
 def _reason(out: pathlib.Path, name: str, status: int) -> str:
     """Returns why a run failed, from its log or the signal that ended it."""
-    log = log_file(out, name)
+    log_path = log_file(out, name)
     if status < 0:
-        memory = " (was there enough memory?)" if -status == signal.SIGKILL else ""
-        return f"ended by signal {-status}{memory}; see {log}"
-    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    if lines:
-        return lines[-1].removeprefix("fedmf: ").removeprefix("error: ")
-    return f"exit status {status}; see {log}"
+        memory_hint = " (was there enough memory?)" if -status == signal.SIGKILL else ""
+        return f"ended by signal {-status}{memory_hint}; see {log_path}"
+    log_lines = [line for line in log_path.read_text(errors="replace").splitlines() if line.strip()]
+    if log_lines:
+        return log_lines[-1].removeprefix("fedmf: ").removeprefix("error: ")
+    return f"exit status {status}; see {log_path}"

@@ -29,8 +29,8 @@ def log_file(out: pathlib.Path, name: str) -> pathlib.Path:
 
 
 def prepare(out: pathlib.Path, name: str, config: TrainConfig, noise_seed: int | str) -> None:
-    """Writes the files from which a run begins: its configuration, and its noise seed in a private
-    file.
+    """Writes the files that a run needs to begin, which are its configuration and a private file
+    with its noise seed.
 
     The seed reaches another machine only through the shared folder.
     """
@@ -42,18 +42,18 @@ def prepare(out: pathlib.Path, name: str, config: TrainConfig, noise_seed: int |
 
 def request(out: pathlib.Path, name: str, options: list[str]) -> dict[str, Any]:
     """Returns the arguments of `job.Job.begin` with which a run begins or resumes."""
-    folder = run_folder(out, name)
-    file = out / "logs" / f"{name}.json"
-    arguments = ["train", "--quiet", "--out", str(folder), *options]
-    if (folder / "config.json").exists():
-        data = TrainConfig.from_mapping(read_config_file(file), str(file)).data
+    folder_of_run = run_folder(out, name)
+    config_path = out / "logs" / f"{name}.json"
+    arguments = ["train", "--quiet", "--out", str(folder_of_run), *options]
+    if (folder_of_run / "config.json").exists():
+        data_path = TrainConfig.from_mapping(read_config_file(config_path), str(config_path)).data
         arguments.append("--resume")
-        if data is not None:
-            arguments += ["--data", data]
+        if data_path is not None:
+            arguments += ["--data", data_path]
     else:
         arguments += [
             "--config",
-            str(file),
+            str(config_path),
             "--noise-seed",
             (out / "private" / f"{name}.seed").read_text(),
         ]
@@ -104,7 +104,7 @@ class LocalRuns:
             running.process.wait()
 
     def end(self) -> None:
-        """Ends all processes at once."""
+        """Kills all worker processes."""
         for process_job in (*self._running.values(), *self._idle):
             process_job.end()
 
@@ -171,7 +171,7 @@ class ClusterRuns:
                 pass
 
     def end(self) -> None:
-        """Ends all runs at once."""
+        """Kills all runs on the cluster."""
         for call in self._running.values():
             self._cluster.cancel(call, force=True)
 
@@ -181,15 +181,15 @@ Runs = LocalRuns | ClusterRuns
 
 def train_there(out: str, name: str, options: list[str]) -> int:
     """Trains a run in a new process on a cluster's machine, and returns its exit status."""
-    folder = pathlib.Path(out)
-    if not folder.is_dir():
+    sweep_folder = pathlib.Path(out)
+    if not sweep_folder.is_dir():
         raise FileNotFoundError(
             f"{os.uname().nodename} has no folder {out}: the machines of a sweep share its folder, "
             "at the same path"
         )
     run_job = job.Job(job.PROGRAM)
     try:
-        run_job.begin(**request(folder, name, options))
+        run_job.begin(**request(sweep_folder, name, options))
         while (status := run_job.status()) is None:
             time.sleep(_POLL_SECONDS)
         return status

@@ -1,5 +1,5 @@
-"""Search of a sweep: chooses one trial after another with Optuna's TPE sampler (Bergstra et al.
-2011), which uses the scores of earlier trials.
+"""Search of a sweep, which chooses each trial by the scores of earlier trials with Optuna's TPE
+sampler (Bergstra et al. 2011).
 
 The search stores nothing but the runs' folders. The next trial follows from them alone, so that a
 search that was stopped resumes as if it had not been.
@@ -27,7 +27,7 @@ from fedmf.terminal.progress_bar import bar
 
 # Number of significant digits of a float that is drawn from a range.
 _DIGITS = 4
-# Number of suggestions after which the search gives up finding a new setting that can be trained.
+# The search ends if this many suggestions in a row give no new setting that can be trained.
 _MAX_SUGGESTIONS = 100
 _NOT_SEARCHED = {
     **dict.fromkeys((*TARGETS, "delta"), "the weakest guarantee would be the best"),
@@ -63,11 +63,11 @@ class Space:
 
     def corners(self) -> dict[str, TrainConfig]:
         """Returns the grid of all listed values and of both ends of each range, as runs."""
-        ends = {
+        values_by_field = {
             name: [values.low, values.high] if isinstance(values, Range) else values
             for name, values in self.varied.items()
         }
-        return grid.sweep_configs(self.fixed, ends)
+        return grid.sweep_configs(self.fixed, values_by_field)
 
     def chosen_in(self, run: str, config: TrainConfig) -> dict[str, Any] | None:
         """Returns a run's values of the varied fields, or None if the search cannot choose this
@@ -77,10 +77,13 @@ class Space:
         chosen_values: dict[str, Any] = {}
         for name, values in self.varied.items():
             value = config.flat().get(name)
-            texts = {grid.run_name({name: value}), f"{name}={named_values.get(name)}"}
+            value_texts = {grid.run_name({name: value}), f"{name}={named_values.get(name)}"}
             if isinstance(values, list):
-                chosen_values.update((name, v) for v in values if grid.run_name({name: v}) in texts)
-            # The option was left at the family's default.
+                chosen_values.update(
+                    (name, v) for v in values if grid.run_name({name: v}) in value_texts
+                )
+            # The run has no value of this option, which was left at the default of the mechanism
+            # family.
             elif value is None and name in named_values:
                 value = grid.typed_value(name, named_values[name])
             if isinstance(values, Range) and value in values:
@@ -95,7 +98,9 @@ class Space:
             return None
         try:
             _, chosen_config = grid.sweep_config(self.fixed, chosen_values)
-        except ValueError:  # These values and the fixed fields make no valid configuration.
+        except (
+            ValueError
+        ):  # The values in the run's name and the fixed fields make no valid configuration.
             return None
         is_same = dataclasses.replace(chosen_config, data=config.data) == config
         return chosen_values if is_same else None
@@ -119,20 +124,20 @@ class Trial:
 
 
 def trials_in(out: pathlib.Path, space: Space) -> dict[str, Trial]:
-    """Returns the runs in a folder that the search has chosen or could choose, without their
+    """Returns the runs in a folder that the search has chosen or could choose, as trials without
     scores.
     """
-    files = {path.parent.name: path for path in (out / "runs").glob("*/config.json")}
-    files |= {path.stem: path for path in map(_settings, (out / "logs").glob("*.txt"))}
-    trials = {}
-    for name, path in sorted(files.items()):
+    config_paths = {path.parent.name: path for path in (out / "runs").glob("*/config.json")}
+    config_paths |= {path.stem: path for path in map(_settings, (out / "logs").glob("*.txt"))}
+    trial_by_name = {}
+    for name, path in sorted(config_paths.items()):
         if path.exists():
             config = TrainConfig.from_mapping(read_config_file(path), str(path))
             config = dataclasses.replace(config, data=space.fixed.get("data"))
             chosen_values = space.chosen_in(name, config)
             if chosen_values is not None:
-                trials[name] = Trial(chosen=chosen_values, config=config)
-    return trials
+                trial_by_name[name] = Trial(chosen=chosen_values, config=config)
+    return trial_by_name
 
 
 def _settings(log: pathlib.Path) -> pathlib.Path:
@@ -141,8 +146,8 @@ def _settings(log: pathlib.Path) -> pathlib.Path:
 
 
 def next_trial(space: Space, trials: Mapping[str, Trial]) -> tuple[str, Trial] | None:
-    """Chooses the next run, and returns its name and trial. The order of earlier trials does not
-    matter.
+    """Chooses the settings of the next run, and returns its name and trial. The order of earlier
+    trials does not matter.
 
     Trials that still train count as bad ones, so that the next trial is not close to them. Trials
     whose model diverged count as bad too. Failed trials are ignored.
@@ -159,7 +164,9 @@ def next_trial(space: Space, trials: Mapping[str, Trial]) -> tuple[str, Trial] |
         chosen_values = _suggested(space, suggested_trial)
         try:
             name, config = grid.sweep_config(space.fixed, chosen_values)
-        except ValueError:  # The suggested fields make no valid configuration.
+        except (
+            ValueError
+        ):  # Optuna's suggested values and the fixed fields make no valid configuration.
             study.tell(suggested_trial, state=pruned)
             continue
         if all(config != trial.config for trial in trials.values()):
@@ -176,36 +183,36 @@ def _study(space: Space, trials: Mapping[str, Trial]) -> tuple[Any, Any]:
             "search=optuna needs Optuna, which is not installed: pip install 'fedmf[search]'"
         ) from None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    states = optuna.trial.TrialState
-    # The sampler is made anew for each trial, so each trial needs a different seed.
+    trial_states = optuna.trial.TrialState
+    # A new sampler is created for each trial, so each trial needs a different seed.
     sampler = optuna.samplers.TPESampler(seed=len(trials), constant_liar=True)
     study = optuna.create_study(direction="maximize", sampler=sampler)
     distributions = {name: _distribution(name, values) for name, values in space.varied.items()}
-    # If there are many trials, TPE gives less weight to older ones. The trials are therefore
-    # ordered by a digest, which does not change when a search restarts.
+    # If there are many trials, TPE gives less weight to older ones. Ordering the trials by a digest
+    # makes the weights independent of when each trial was run.
     for name in sorted(trials, key=lambda name: hashlib.sha256(name.encode()).digest()):
         trial = trials[name]
         if trial.failed:
             continue
-        diverged = trial.score is not None and math.isnan(trial.score)
-        trial_state = states.RUNNING if trial.score is None else states.COMPLETE
+        has_diverged = trial.score is not None and math.isnan(trial.score)
+        trial_state = trial_states.RUNNING if trial.score is None else trial_states.COMPLETE
         trial_score = trial.score
-        if diverged:
-            trial_state = states.PRUNED
+        if has_diverged:
+            trial_state = trial_states.PRUNED
             trial_score = None
-        params = dict(trial.chosen)
+        trial_parameters = dict(trial.chosen)
         for field, value in trial.chosen.items():
             if isinstance(space.varied[field], list):
-                params[field] = grid.run_name({field: value})
+                trial_parameters[field] = grid.run_name({field: value})
         study.add_trial(
             optuna.trial.create_trial(
                 state=trial_state,
                 value=trial_score,
-                params=params,
+                params=trial_parameters,
                 distributions={field: distributions[field] for field in trial.chosen},
             )
         )
-    return study, states.PRUNED
+    return study, trial_states.PRUNED
 
 
 def _distribution(name: str, values: list[Any] | Range) -> Any:
@@ -239,8 +246,8 @@ def _suggested(space: Space, trial: Any) -> dict[str, Any]:
 def _suggested_value(name: str, values: list[Any] | Range, trial: Any) -> Any:
     """Returns the value of a field that Optuna suggests."""
     if isinstance(values, list):
-        texts = _texts(name, values)
-        return values[texts.index(trial.suggest_categorical(name, texts))]
+        value_texts = _texts(name, values)
+        return values[value_texts.index(trial.suggest_categorical(name, value_texts))]
     suggest = trial.suggest_int if values.whole else trial.suggest_float
     drawn_value = suggest(name, values.low, values.high, log=values.low > 0)
     if values.whole:
@@ -263,36 +270,46 @@ def run_search(
       compares them, "best": name of the best run, "value": its metric}; None if no run is finished.
     """
     failures = train_trials(out, space, trials, options, smoothed_over=smoothed_over)
-    names = list(trials_in(out, space))
-    answer = driver.write_results(
+    trial_names = list(trials_in(out, space))
+    sweep_result = driver.write_results(
         out,
-        names,
+        trial_names,
         failures,
         smoothed_over=smoothed_over,
         searched=list(space.varied),
         chosen_by="The search",
     )
-    search: dict[str, Any] = {"trials": len(names), "by": None, "best": None, "value": None}
-    runs = [Run.load(run_folder(out, name)) for name in names if _finished(out, name)]
-    scores = {run.path.name: results.score_of(run, smoothed_over) for run in runs}
+    search: dict[str, Any] = {"trials": len(trial_names), "by": None, "best": None, "value": None}
+    finished_runs = [
+        Run.load(run_folder(out, name)) for name in trial_names if _finished(out, name)
+    ]
+    scores = {run.path.name: results.score_of(run, smoothed_over) for run in finished_runs}
     score_by_trial = {name: score for name, score in scores.items() if not math.isnan(score)}
     if score_by_trial:
-        headline = runs[0].plan["task"]["headline_metric"]
-        kind = "private" if runs[0].config.private_metrics else "validation"
+        headline_metric = finished_runs[0].plan["task"]["headline_metric"]
+        metric_kind = "private" if finished_runs[0].config.private_metrics else "validation"
         best_name = max(score_by_trial, key=lambda name: score_by_trial[name])
-        value = (
-            -score_by_trial[best_name] if smaller_is_better(headline) else score_by_trial[best_name]
+        best_value = (
+            -score_by_trial[best_name]
+            if smaller_is_better(headline_metric)
+            else score_by_trial[best_name]
         )
-        search |= {"by": f"{kind} {metric_name(headline)}", "best": best_name, "value": value}
-        num_failed = sum(name in failures for name in names)
-        trial_text = f"{len(names)} trials"
+        search |= {
+            "by": f"{metric_kind} {metric_name(headline_metric)}",
+            "best": best_name,
+            "value": best_value,
+        }
+        num_failed = sum(name in failures for name in trial_names)
+        trial_text = f"{len(trial_names)} trials"
         if num_failed:
             trial_text += f" ({num_failed} failed)"
-        best_text = f"best of {trial_text} by {search['by']}: {best_name} ({value:.4f})"
-        answer["text"] = f"{best_text}\n{answer['text']}"
-    if len(names) < trials and not failures:
-        answer["text"] += f"\n{len(names)} trials and not {trials}: no other setting was found"
-    return answer | {"search": search}
+        best_text = f"best of {trial_text} by {search['by']}: {best_name} ({best_value:.4f})"
+        sweep_result["text"] = f"{best_text}\n{sweep_result['text']}"
+    if len(trial_names) < trials and not failures:
+        sweep_result["text"] += (
+            f"\n{len(trial_names)} trials and not {trials}: no other setting was found"
+        )
+    return sweep_result | {"search": search}
 
 
 def train_trials(
