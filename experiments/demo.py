@@ -29,12 +29,11 @@ from fedmf.runs.folder import Run
 from fedmf.runs.notes import figures_note
 from fedmf.sweeps.results import validation_of
 
-# The mechanism families are in the order of their noise, from none to the most, as in the papers.
+# The mechanism families of the demo, in the order of their noise, from none to the most.
 FAMILIES = ("none", "banded", "tree", "identity")
 
-# The sizes are chosen so that runs train in minutes and still learn. The population is the cohort
-# size times min_sep, as in a busy deployment. A client's examples are a single batch. With this
-# client learning rate every update is clipped, so that the clip norm is used in full.
+# The sizes are chosen so that runs train in minutes and still learn. With this client learning rate
+# every update is clipped, so that the clip norm is used in full.
 CLIENTS = 1280
 SENTENCES_PER_CLIENT = 24.0
 WORDS = 300
@@ -61,11 +60,9 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-# The best server rate falls as the mechanism's error to the power of SLOPE (banded paper, App. I).
-# The paper's regression, below its Eq. 11, has an offset for its own model and cohort, so this
-# factor was chosen instead, on seed 0 for the banded mechanism. Of three rates tried for the tree,
-# the rate by this rule was the best. Of five rates tried for DP-FedAvg a lower one, 0.15, was a
-# little better (accuracy 0.18 against 0.16). Without noise the rate is limited by stability.
+# The best server rate is proportional to the mechanism's error to the power of SLOPE (banded paper,
+# App. I). The paper's offset is for its own model and cohort, so the factor was chosen on seed 0
+# for the banded mechanism.
 RATE_FACTOR = 3.2
 RATE_WITHOUT_NOISE = 1.2
 
@@ -74,24 +71,29 @@ def server_rate(config: TrainConfig) -> float:
     """Returns the server learning rate for a configuration, from the error of its mechanism."""
     if config.family == "none":
         return RATE_WITHOUT_NOISE
-    error = rmse(config.fit(), config.fit_workload(), config.participation())
-    return round(RATE_FACTOR * error**SLOPE, 3)
+    mechanism_rmse = rmse(config.fit(), config.fit_workload(), config.participation())
+    return round(RATE_FACTOR * mechanism_rmse**SLOPE, 3)
 
 
 def check_demo(*, seeds: Sequence[int], epsilon: float) -> None:
-    """Raises a ValueError for a seed or an epsilon that no run can have."""
+    """Raises a ValueError for seeds or an epsilon that the demo's runs cannot have."""
     for seed in seeds:
         TrainConfig(seed=seed, family="identity", epsilon=epsilon, **SETTINGS)
 
 
 def demo_configs(corpus: pathlib.Path, *, seed: int, epsilon: float) -> list[TrainConfig]:
-    """Returns one configuration for each mechanism family. They differ in the server rate too."""
-    base = tasks.completed(TrainConfig(data=str(corpus), seed=seed, family="none", **SETTINGS))
-    configs = [base]
+    """Returns the configuration of a demo run for each mechanism family. They differ in the server
+    rate too.
+    """
+    base_config = tasks.completed(
+        TrainConfig(data=str(corpus), seed=seed, family="none", **SETTINGS)
+    )
+    mechanism_configs = [base_config]
     for family in FAMILIES[1:]:
-        configs.append(dataclasses.replace(base, family=family, epsilon=epsilon))
+        mechanism_configs.append(dataclasses.replace(base_config, family=family, epsilon=epsilon))
     return [
-        dataclasses.replace(config, server_learning_rate=server_rate(config)) for config in configs
+        dataclasses.replace(config, server_learning_rate=server_rate(config))
+        for config in mechanism_configs
     ]
 
 
@@ -118,18 +120,18 @@ def run_demo(out: pathlib.Path, *, seeds: Sequence[int], epsilon: float) -> dict
     """
     from fedmf.tasks.stackoverflow import write_synthetic_corpus
 
-    started = time.perf_counter()
+    start_time = time.perf_counter()
     try:
         make_folder(out)
     except OSError as error:
         raise ValueError(
             f"cannot write to folder {out} ({error.strerror}): name a folder you may write to"
         ) from error
-    corpus = out / "corpus.sqlite"
-    if not corpus.exists():
-        click.echo(f"Writing a synthetic corpus of {CLIENTS} clients to {corpus}", err=True)
+    corpus_path = out / "corpus.sqlite"
+    if not corpus_path.exists():
+        click.echo(f"Writing a synthetic corpus of {CLIENTS} clients to {corpus_path}", err=True)
         write_synthetic_corpus(
-            corpus,
+            corpus_path,
             clients=CLIENTS,
             seed=0,
             sentences_per_client=SENTENCES_PER_CLIENT,
@@ -137,20 +139,31 @@ def run_demo(out: pathlib.Path, *, seeds: Sequence[int], epsilon: float) -> dict
         )
     runs: dict[str, list[Run]] = {}
     for seed in seeds:
-        for config in demo_configs(corpus, seed=seed, epsilon=epsilon):
-            folder = out / "runs" / f"{config.family}-seed{seed}"
-            run = _run(config, folder, noise_seed(seed, config))
-            runs.setdefault(config.family, []).append(run)
+        for config in demo_configs(corpus_path, seed=seed, epsilon=epsilon):
+            run_folder = out / "runs" / f"{config.family}-seed{seed}"
+            finished_run = _run(config, run_folder, noise_seed(seed, config))
+            runs.setdefault(config.family, []).append(finished_run)
     runs_by_seed = list(itertools.chain.from_iterable(zip(*runs.values(), strict=True)))
-    report = write_report(
+    report_path = write_report(
         runs_by_seed, out / "report", title="fedmf demo: private next-word prediction"
     )
     write_atomically(out / "accuracy.png", demo_picture(runs_by_seed), mode=0o600)
-    accuracy = {family: [validation_of(run) for run in members] for family, members in runs.items()}
-    seconds = time.perf_counter() - started
-    lines = [*_table(runs, accuracy), figures_note(runs_by_seed), f"{seconds:.0f} s; open {report}"]
-    click.echo("\n".join(lines), err=True)
-    return {"report": str(report), "seconds": round(seconds, 1), "accuracy": accuracy}
+    accuracies_by_family = {
+        family: [validation_of(finished_run) for finished_run in members]
+        for family, members in runs.items()
+    }
+    elapsed_seconds = time.perf_counter() - start_time
+    output_lines = [
+        *_table(runs, accuracies_by_family),
+        figures_note(runs_by_seed),
+        f"{elapsed_seconds:.0f} s; open {report_path}",
+    ]
+    click.echo("\n".join(output_lines), err=True)
+    return {
+        "report": str(report_path),
+        "seconds": round(elapsed_seconds, 1),
+        "accuracy": accuracies_by_family,
+    }
 
 
 def _table(runs: dict[str, list[Run]], accuracy: dict[str, list[float]]) -> list[str]:
@@ -159,13 +172,13 @@ def _table(runs: dict[str, list[Run]], accuracy: dict[str, list[float]]) -> list
         ["mechanism", "epsilon", "rmse", "rate", "validation accuracy, one column a seed"]
     ]
     for family, family_runs in runs.items():
-        run = family_runs[0]
-        row = [family, "-", "-", str(run.config.server_learning_rate)]
+        first_run = family_runs[0]
+        row_texts = [family, "-", "-", str(first_run.config.server_learning_rate)]
         if family != "none":
-            row[1] = f"{run.plan['epsilon']:.2f}"
-            row[2] = f"{run.plan['rmse']:.2f}"
-        row.append("  ".join(f"{value:.4f}" for value in accuracy[family]))
-        table_rows.append(row)
+            row_texts[1] = f"{first_run.plan['epsilon']:.2f}"
+            row_texts[2] = f"{first_run.plan['rmse']:.2f}"
+        row_texts.append("  ".join(f"{value:.4f}" for value in accuracy[family]))
+        table_rows.append(row_texts)
     return aligned(table_rows)
 
 
@@ -191,20 +204,20 @@ def _run(config: TrainConfig, folder: pathlib.Path, seed: int) -> Run:
 
 def demo_picture(runs: Sequence[Run]) -> bytes:
     """Draws a PNG with a bar for each mechanism's mean accuracy, and a point for each run."""
-    groups = sorted(
+    ordered_groups = sorted(
         group_runs(list(runs)), key=lambda group: FAMILIES.index(group.config.family), reverse=True
     )
-    config = groups[0].config
+    first_config = ordered_groups[0].config
     with canvas(2.3, "") as (figure, png):
         ax = figure.subplots()
-        for row, group in enumerate(groups):
+        for row, group in enumerate(ordered_groups):
             _draw_bar(ax, row, group)
-        ax.set_yticks(range(len(groups)), [group.label for group in groups])
+        ax.set_yticks(range(len(ordered_groups)), [group.label for group in ordered_groups])
         ax.grid(axis="y", visible=False)
         ax.set(xlabel="validation accuracy in percent (bar: mean, points: seeds)", xlim=(0, None))
         ax.set_title(
-            f"Next-word prediction, epsilon {config.epsilon:g}: {config.rounds} rounds of "
-            f"{config.cohort_size} clients"
+            f"Next-word prediction, epsilon {first_config.epsilon:g}: {first_config.rounds} rounds "
+            f"of {first_config.cohort_size} clients"
         )
     return png.getvalue()
 
@@ -212,13 +225,13 @@ def demo_picture(runs: Sequence[Run]) -> bytes:
 def _draw_bar(ax: Axes, row: int, group: RunGroup) -> None:
     """Draws the bar of one mechanism and the points of its runs."""
     accuracies = [100 * validation_of(run) for run in group.runs]
-    mean = sum(accuracies) / len(accuracies)
-    ax.barh(row, mean, height=0.6, color=group.color)
+    mean_accuracy = sum(accuracies) / len(accuracies)
+    ax.barh(row, mean_accuracy, height=0.6, color=group.color)
     ax.plot(
         accuracies, [row] * len(accuracies), "o", color=INK, markersize=4, markeredgecolor="white"
     )
     ax.annotate(
-        f"{mean:.1f}",
+        f"{mean_accuracy:.1f}",
         (max(accuracies), row),
         xytext=(7, -3.5),
         textcoords="offset points",

@@ -1,4 +1,5 @@
-"""Command line of fedmf: the `fedmf` command, its sections of subcommands, and its exit statuses.
+"""Command line of fedmf, with the `fedmf` command, its sections of subcommands, and its exit
+statuses.
 
 Commands import what they need only when they run, since `fedmf --help` must answer at once.
 """
@@ -70,41 +71,42 @@ def main(arguments: list[str] | None = None) -> None:
     script prints nothing more and exits with 141, the status of a tool that SIGPIPE ends.
     """
     with interrupts.handled(*interrupts.ENDING_SIGNALS), no_half_archives():
-        status = _flushed_status(arguments)
-    if status:
-        sys.exit(status)
+        exit_status = _flushed_status(arguments)
+    if exit_status:
+        sys.exit(exit_status)
 
 
 def _flushed_status(arguments: list[str] | None) -> int:
     """Runs the command, writes all of its output and returns the exit status."""
     try:
-        status = _status(arguments)
+        exit_status = _status(arguments)
         write_error = output.flush()
     except OSError as error:
-        # The message with which the command ended could not be written to standard error.
-        status = 1
+        # The command's last message could not be written to standard error, so the process cannot
+        # report it.
+        exit_status = 1
         write_error = error
         output.flush()
     if write_error is None:
-        return status
+        return exit_status
     if output.is_lost_reader(write_error):
         return output.LOST_READER
     with contextlib.suppress(OSError):
         say("error", f"the output cannot be written ({write_error.strerror})")
-    return status or 1
+    return exit_status or 1
 
 
 def _status(arguments: list[str] | None) -> int:
     """Runs the command, prints the error that ended it, if any, and returns the exit status."""
     if arguments is None:
         arguments = sys.argv[1:]
-    debug = "--debug" in arguments
+    has_debug = "--debug" in arguments
     # --debug is accepted anywhere on the line, because users type it anywhere.
     arguments = [argument for argument in arguments if argument != "--debug"]
     try:
         cli.main(args=arguments, prog_name="fedmf", standalone_mode=False, color=colors())
     except SystemExit as stop:
-        # click exits with status 1, and raises no error, if nobody reads the output any more.
+        # If nobody reads the output any more, click exits with status 1 and raises no error.
         if stop.code == 1 and output.has_lost_reader():
             return output.LOST_READER
         if isinstance(stop.code, int):
@@ -115,7 +117,7 @@ def _status(arguments: list[str] | None) -> int:
     except interrupts.Interrupted as stop:
         return _interrupted(str(stop), 128 + interrupts.first_received())
     except click.ClickException as error:
-        if debug and error.__cause__ is not None:
+        if has_debug and error.__cause__ is not None:
             traceback.print_exception(error.__cause__)
         if isinstance(error, click.exceptions.NoArgsIsHelpError):
             error.show()
@@ -125,17 +127,17 @@ def _status(arguments: list[str] | None) -> int:
     except OSError as error:
         if output.is_lost_reader(error):
             return output.LOST_READER
-        if debug:
+        if has_debug:
             traceback.print_exc()
         say("error", one_line(error))
         return 1
     except Exception as error:
-        if debug:
+        if has_debug:
             traceback.print_exc()
-        message = one_line(error)
-        if not debug:
-            message += " (unexpected: --debug shows where)"
-        say("error", message)
+        error_message = one_line(error)
+        if not has_debug:
+            error_message += " (unexpected: --debug shows where)"
+        say("error", error_message)
         return 1
     return 0
 

@@ -62,15 +62,15 @@ def _importer(target: str) -> Callable[[], Callable[..., Any]]:
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     try:
-        spec = importlib.util.find_spec(module)
+        module_spec = importlib.util.find_spec(module)
     except (ImportError, ValueError):
-        spec = None
-    if spec is None or spec.loader is None or not name:
+        module_spec = None
+    if module_spec is None or module_spec.loader is None or not name:
         raise ValueError(f"there is no {target!r} here: name a function as package.module:function")
-    execute_module = spec.loader.exec_module
+    execute_module = module_spec.loader.exec_module
 
     def import_function() -> Callable[..., Any]:
-        new_module = importlib.util.module_from_spec(spec)
+        new_module = importlib.util.module_from_spec(module_spec)
         sys.modules[module] = new_module
         execute_module(new_module)
         function: Any = functools.reduce(getattr, name.split("."), new_module)
@@ -82,32 +82,32 @@ def _importer(target: str) -> Callable[[], Callable[..., Any]]:
 
 
 def _text(result: "AggregatorAudit", claim: "AggregatorClaim") -> str:
-    """Returns the outcomes of the tests as lines for a terminal."""
-    marks = {True: "ok", False: click.style("FAILED", fg="red"), None: "-"}
-    lines = []
+    """Returns the outcomes of an aggregator's tests as lines for a terminal."""
+    outcome_marks = {True: "ok", False: click.style("FAILED", fg="red"), None: "-"}
+    output_lines = []
     for test in result.tests:
         verdict = in_option_names(test.verdict)
-        line = f"{marks[test.passed]:<6}  {test.name}: {verdict}"
+        outcome_line = f"{outcome_marks[test.passed]:<6}  {test.name}: {verdict}"
         if test.sees is not None:
-            line += f" Sees a factor of {test.sees:.3g}."
-        lines.append(line)
-    scope = "a round"
-    run_epsilon = f", {result.epsilon_run:.4g} in {claim.rounds:,} rounds"
+            outcome_line += f" Sees a factor of {test.sees:.3g}."
+        output_lines.append(outcome_line)
+    tested_scope = "a round"
+    run_epsilon_text = f", {result.epsilon_run:.4g} in {claim.rounds:,} rounds"
     if claim.correlated:
-        scope = (
+        tested_scope = (
             f"a run of {result.rounds_seen:,} rounds in which one client takes part "
             f"{result.participations_seen:,} times"
         )
-        run_epsilon = ""
+        run_epsilon_text = ""
     failed_names = ", ".join(result.failed) or "none"
     return "\n".join(
         [
-            *lines,
+            *output_lines,
             "",
             f"noise multiplier  claimed {result.noise_multiplier:.4g}, at most "
             f"{result.noise_multiplier_most:.4g} (confidence {result.confidence:g})",
-            f"epsilon           at least {result.epsilon_round:.4g} {scope}{run_epsilon} "
-            f"(delta {claim.delta:g})",
+            f"epsilon           at least {result.epsilon_round:.4g} "
+            f"{tested_scope}{run_epsilon_text} (delta {claim.delta:g})",
             f"tests failed      {failed_names}; an honest function fails any with chance "
             f"{result.false_positive_rate:g} at most ({result.calls:,} calls)",
         ]

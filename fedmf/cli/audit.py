@@ -22,10 +22,10 @@ class _RunByDefault(Group):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Passes the arguments to the subcommand `run` if they name no other subcommand."""
-        names_command = args and (args[0] in self.commands or args[0] in ctx.help_option_names)
-        # While a shell completes the first word, there are no arguments. They must then not become
-        # the command `run`.
-        if not names_command and not ctx.resilient_parsing:
+        has_subcommand = args and (args[0] in self.commands or args[0] in ctx.help_option_names)
+        # While a shell completes the first word, there are no arguments. An empty list must then
+        # not become the command `run`.
+        if not has_subcommand and not ctx.resilient_parsing:
             args = ["run", *args]
         return super().parse_args(ctx, args)
 
@@ -162,7 +162,7 @@ def log(
     pretraining = statement_options["pretraining"]
     if statement is not None:
         command_options = form | {"pretraining": pretraining, "statement": statement.name}
-        command = audit_log_command(
+        repeat_command = audit_log_command(
             plan,
             log_file.name,
             config_options["mechanism_file"].name,
@@ -172,7 +172,7 @@ def log(
         )
         _write(
             statement,
-            log_audit.statement_values(pretraining=pretraining, commands=[command]),
+            log_audit.statement_values(pretraining=pretraining, commands=[repeat_command]),
         )
     _show(log_audit, as_json)
 
@@ -182,13 +182,13 @@ def _write(path: pathlib.Path, values: dict[str, Any]) -> None:
     from fedmf.files import write_atomically
     from fedmf.privacy.statement import as_text
 
-    text = as_text(_with_options(values, "unrecorded"), path.suffix)
-    write_atomically(path, text, mode=0o600)
+    statement_text = as_text(_with_options(values, "unrecorded"), path.suffix)
+    write_atomically(path, statement_text, mode=0o600)
 
 
 def _with_options(values: dict[str, Any], name: str) -> dict[str, Any]:
-    """Returns the values, in one of which the text names command-line options in place of
-    arguments.
+    """Returns the values after replacing names of arguments by command-line options in one text of
+    them.
     """
     if values.get(name) is None:
         return values
@@ -197,45 +197,47 @@ def _with_options(values: dict[str, Any], name: str) -> dict[str, Any]:
 
 def _show(result: "Audit", as_json: bool) -> None:
     """Prints an audit's result, and exits with status 1 if the run contradicts its plan."""
-    values = _with_options(result.values(), "not_in_the_record")
-    contradictions = values["contradictions"]
+    shown_values = _with_options(result.values(), "not_in_the_record")
+    contradictions = shown_values["contradictions"]
     if not as_json:
-        del values["contradictions"]
-        if values["noncompliant_clients"] is not None:
-            values["noncompliant_clients"] = _client_lines(values["noncompliant_clients"])
+        del shown_values["contradictions"]
+        if shown_values["noncompliant_clients"] is not None:
+            shown_values["noncompliant_clients"] = _client_lines(
+                shown_values["noncompliant_clients"]
+            )
         shown_suffixes = ["_observed", "epsilon_planned", "rho_planned"]
-        if values["claimed_cohort"] is None:
+        if shown_values["claimed_cohort"] is None:
             shown_suffixes += ["epsilon_achieved", "rho_achieved"]
         else:
-            values["achieved"] = "not known: the simulated run was not observed"
-        values = {
+            shown_values["achieved"] = "not known: the simulated run was not observed"
+        shown_values = {
             name: value
-            for name, value in values.items()
+            for name, value in shown_values.items()
             if value is not None or name.endswith(tuple(shown_suffixes))
         }
         if contradictions:
-            values["keeps_to_the_plan"] = f"no: {'; '.join(contradictions)}"
-        elif "not_in_the_record" in values:
-            values["keeps_to_the_plan"] = "yes, as far as it is recorded"
+            shown_values["keeps_to_the_plan"] = f"no: {'; '.join(contradictions)}"
+        elif "not_in_the_record" in shown_values:
+            shown_values["keeps_to_the_plan"] = "yes, as far as it is recorded"
         else:
-            values["keeps_to_the_plan"] = "yes"
-    show(values, as_json)
+            shown_values["keeps_to_the_plan"] = "yes"
+    show(shown_values, as_json)
     if contradictions:
         sys.exit(1)
 
 
 def _client_lines(clients: dict[str, Any]) -> dict[str, Any]:
-    """Returns the values about non-compliant clients with one line of text for each client."""
+    """Returns the values about non-compliant clients, with a line of text for each client."""
     from fedmf.identifiers import format_client, format_rounds
 
     client_lines = {}
     for position, client in enumerate(clients.pop("first"), 1):
-        epsilon = "infinite"
+        epsilon_text = "infinite"
         if client["epsilon"] is not None:
-            epsilon = f"{client['epsilon']:.6g}"
+            epsilon_text = f"{client['epsilon']:.6g}"
         client_name = format_client(client["client"])
         rounds_text = format_rounds(client["rounds"])
-        client_lines[str(position)] = f"{client_name}: epsilon {epsilon}, {rounds_text}"
+        client_lines[str(position)] = f"{client_name}: epsilon {epsilon_text}, {rounds_text}"
     return clients | client_lines
 
 
@@ -267,26 +269,26 @@ def canaries(run_folder: pathlib.Path, confidence: float, as_json: bool) -> None
 
     with arguments_checked():
         canary_audit = audit_run_canaries(run_folder, confidence=confidence)
-    values = dataclasses.asdict(canary_audit) | {"consistent": not canary_audit.exceeded}
+    audit_values = dataclasses.asdict(canary_audit) | {"consistent": not canary_audit.exceeded}
     if as_json:
-        for bound in values["bounds"]:
+        for bound in audit_values["bounds"]:
             for name, value in bound.items():
                 if "epsilon" in name and not math.isfinite(value):
                     bound[name] = None
-        show(values, as_json)
+        show(audit_values, as_json)
     else:
-        bounds = values.pop("bounds")
-        show(values, as_json)
+        canary_bounds = audit_values.pop("bounds")
+        show(audit_values, as_json)
         click.echo(
             f"\n{'score':<14}{'assumes':<22}{'epsilon, at least':>18}{'claimed, at most':>18}"
         )
-        for bound in bounds:
+        for bound in canary_bounds:
             lower_bound = bound["epsilon_lower"]
             claimed_epsilon = bound["epsilon_claimed"]
-            line = f"{bound['score']:<14}{bound['assumes']:<22}"
-            line += f"{lower_bound:>18.4f}{claimed_epsilon:>18.4f}"
+            bound_line = f"{bound['score']:<14}{bound['assumes']:<22}"
+            bound_line += f"{lower_bound:>18.4f}{claimed_epsilon:>18.4f}"
             if lower_bound > claimed_epsilon:
-                line += click.style("  ABOVE THE CLAIM", fg="red")
-            click.echo(line)
+                bound_line += click.style("  ABOVE THE CLAIM", fg="red")
+            click.echo(bound_line)
     if canary_audit.exceeded:
         sys.exit(1)

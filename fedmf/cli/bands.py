@@ -58,10 +58,10 @@ def bands(
 
     workload = config_options.pop("workload")
     num_rounds = config_options.pop("rounds")
-    momentum = config_options.pop("workload_momentum")
+    workload_momentum = config_options.pop("workload_momentum")
     config_options["sampling"] = config_options["sampling"] or "poisson"
     with arguments_checked(), status_line() as progress:
-        A = workloads.by_name(workload, num_rounds, momentum=momentum)
+        A = workloads.by_name(workload, num_rounds, momentum=workload_momentum)
         search = BandSearch(workload=A, **config_options)
         table_rows = []
         if dense:
@@ -74,17 +74,17 @@ def bands(
             progress(f"{row.bands} bands: rmse {row.rmse:.4g}")
             table_rows.append(row)
         table_rows.sort(key=lambda row: (row.family == "dense", row.bands))
-    choice = BandChoice(search=search, rows=tuple(table_rows))
-    summary = choice.summary()
+    band_choice = BandChoice(search=search, rows=tuple(table_rows))
+    choice_summary = band_choice.summary()
     if out is not None:
         from fedmf.reports.command_pictures import bands_picture
 
-        write_atomically(out, bands_picture(summary))
-        summary["picture"] = str(out)
+        write_atomically(out, bands_picture(choice_summary))
+        choice_summary["picture"] = str(out)
     if as_json:
-        show(summary, as_json)
+        show(choice_summary, as_json)
         return
-    click.echo(_table(choice))
+    click.echo(_table(band_choice))
     if out is not None:
         click.echo(f"Picture: {out}")
 
@@ -94,28 +94,30 @@ def _table(choice: "BandChoice") -> str:
     from fedmf.privacy.rounding import up
 
     best_candidate = choice.best
-    lines = [" bands         q  events  noise each     noise       rmse  per client  advantage"]
+    table_lines = [
+        " bands         q  events  noise each     noise       rmse  per client  advantage"
+    ]
     for row in choice.rows:
-        name = str(row.bands)
+        row_name = str(row.bands)
         if row.family == "dense":
-            name = "dense"
-        probability = "-"
+            row_name = "dense"
+        probability_text = "-"
         if row.amplified:
-            probability = f"{row.probability:.5f}"
-        remark = ""
+            probability_text = f"{row.probability:.5f}"
+        row_remark = ""
         if row is best_candidate:
-            remark = "best"
+            row_remark = "best"
         elif row in choice.close:
-            remark = "within 1%"
-        lines.append(
-            f"{name:>6}  {probability:>8}  {row.compositions:>6}  "
+            row_remark = "within 1%"
+        table_lines.append(
+            f"{row_name:>6}  {probability_text:>8}  {row.compositions:>6}  "
             f"{row.per_query_noise_multiplier:10.5f}  {row.noise_multiplier:8.5f}  "
             f"{row.rmse:9.4g}  {row.effective_rmse:10.4g}  "
-            f"{up(row.advantage, 3):>9}  {remark}".rstrip()
+            f"{up(row.advantage, 3):>9}  {row_remark}".rstrip()
         )
-    lines.append(_legend(choice))
+    table_lines.append(_legend(choice))
     if choice.failure:
-        lines.append(
+        table_lines.append(
             "The guarantees of these rows are simulated. Any of them is wrong "
             f"with probability at most {choice.failure:.2g}, over\n"
             "the coins of the simulations: that is the chance for the row that "
@@ -123,11 +125,11 @@ def _table(choice: "BandChoice") -> str:
         )
     has_repetition = choice.participation.max_participations > 1
     if not best_candidate.amplified and best_candidate.family == "banded" and has_repetition:
-        lines.append(
+        table_lines.append(
             "Without amplification the best encoder of all, for clients in a fixed order, can "
             "be better: see --dense."
         )
-    return "\n".join(lines)
+    return "\n".join(table_lines)
 
 
 def _legend(choice: "BandChoice") -> str:
@@ -142,9 +144,9 @@ def _legend(choice: "BandChoice") -> str:
     chosen_encoder = "the dense optimum"
     if best_candidate.family != "dense":
         chosen_encoder = f"{best_candidate.bands} {plural('band', best_candidate.bands)}"
-    amplification = "without amplification"
+    amplification_text = "without amplification"
     if best_candidate.amplified:
-        amplification = "with amplification"
+        amplification_text = "with amplification"
     num_participations = participation.max_participations
     return (
         f"epsilon {search.epsilon:g} at delta {search.delta:g}; {participation.rounds} rounds; "
@@ -156,5 +158,5 @@ def _legend(choice: "BandChoice") -> str:
         "rmse: of a round's running query at clip norm 1; per client: divided by the cohort, as in "
         "the mean.\n"
         "advantage: at most, of an attacker who guesses who is there (fedmf.attack_risk).\n"
-        f"Choice: {chosen_encoder}, {amplification} by sampling."
+        f"Choice: {chosen_encoder}, {amplification_text} by sampling."
     )

@@ -60,14 +60,14 @@ def calibrate(
         config = plan_config(config_options)
         with elapsed("reading the mechanism", disable=as_json):
             mechanism = config.fit()
-        # A calibration takes minutes, so a bad --stop-after is refused before it starts.
+        # A calibration may take minutes, so an invalid --stop-after is refused before it starts.
         if table or stop_after is not None:
             _check_stop(mechanism, config, stop_after or 1)
         plan = config.plan(mechanism)
-        # The errors are those of the running sums of updates at clip norm 1.
+        # The reported errors are those of the running sums of updates at clip norm 1.
         with elapsed("computing errors", disable=as_json):
-            error = rmse(mechanism, config.fit_workload(), plan.participation)
-            error *= update_noise_multiplier(plan)
+            plan_rmse = rmse(mechanism, config.fit_workload(), plan.participation)
+            plan_rmse *= update_noise_multiplier(plan)
             if table:
                 stopping_rows = stopping_table(plan)
         if stop_after is not None:
@@ -75,23 +75,23 @@ def calibrate(
     statement_values = {}
     if statement:
         file_name = config_options["mechanism_file"].name
-        command = describe.calibrate_command(plan, file_name, rdp=rdp, config=config)
-        statement_values = describe.statement_values(plan, rdp=rdp, commands=[command])
+        repeat_command = describe.calibrate_command(plan, file_name, rdp=rdp, config=config)
+        statement_values = describe.statement_values(plan, rdp=rdp, commands=[repeat_command])
     if statement and not as_json:
         click.echo(markdown(statement_values))
     else:
         cohort_size = config.claimed_cohort or config.cohort_size
-        summary = _plan_values(plan, error, cohort_size, rdp=rdp)
+        plan_values = _plan_values(plan, plan_rmse, cohort_size, rdp=rdp)
         if statement:
-            summary["statement"] = markdown(statement_values)
-            summary["statement_values"] = statement_values
+            plan_values["statement"] = markdown(statement_values)
+            plan_values["statement_values"] = statement_values
         if table and as_json:
-            summary["stops"] = stopping_rows
+            plan_values["stops"] = stopping_rows
         if not as_json:
-            # The participation is left out, because the user gave it, and the certificate, because
-            # `fedmf fit` has printed it.
-            del summary["participation"], summary["certificate"]
-        show(summary, as_json)
+            # The output leaves out the participation, which the user gave, and the certificate,
+            # which `fedmf fit` has printed.
+            del plan_values["participation"], plan_values["certificate"]
+        show(plan_values, as_json)
     if stopping_rows and not as_json:
         _print_stopping_table(stopping_rows)
 
@@ -101,8 +101,8 @@ def _check_stop(mechanism: "Mechanism", config: "PlanConfig", stop_after: int) -
     from fedmf import checks
     from fedmf.privacy.stopping import first_rounds
 
-    hint = "a run can end before its plan and not after it"
-    num_rounds = checks.integer("stop_after", stop_after, low=1, high=config.rounds, hint=hint)
+    stop_hint = "a run can end before its plan and not after it"
+    num_rounds = checks.integer("stop_after", stop_after, low=1, high=config.rounds, hint=stop_hint)
     first_rounds(mechanism, num_rounds, schema=config.schema, sampling=config.sampling)
 
 
@@ -120,18 +120,18 @@ def _plan_values(plan: "Plan", error: float, cohort_size: int, *, rdp: bool) -> 
     from fedmf.privacy.plan import rdp_epsilon
     from fedmf.privacy.source_tail import tail_remark
 
-    summary = describe.plan_summary(plan)
-    summary["rmse"] = error
-    summary["effective_rmse"] = error / cohort_size
+    plan_values = describe.plan_summary(plan)
+    plan_values["rmse"] = error
+    plan_values["effective_rmse"] = error / cohort_size
     source_remark = tail_remark(plan)
     if source_remark is not None:
-        summary["noise_source"] = source_remark
+        plan_values["noise_source"] = source_remark
     if rdp:
         renyi_epsilon = rdp_epsilon(plan)
-        summary["rdp_epsilon"] = None
+        plan_values["rdp_epsilon"] = None
         if math.isfinite(renyi_epsilon):
-            summary["rdp_epsilon"] = renyi_epsilon
-    return summary
+            plan_values["rdp_epsilon"] = renyi_epsilon
+    return plan_values
 
 
 def _print_stopping_table(stopping_rows: list[dict[str, Any]]) -> None:
@@ -141,7 +141,7 @@ def _print_stopping_table(stopping_rows: list[dict[str, Any]]) -> None:
         "\n\n  rounds  sensitivity  epsilon"
     )
     for row in stopping_rows:
-        epsilon = "infinite"
+        epsilon_text = "infinite"
         if row["epsilon"] is not None:
-            epsilon = f"{row['epsilon']:.4f}"
-        click.echo(f"{row['rounds']:>8}  {row['sensitivity']:>11.5f}  {epsilon:>7}")
+            epsilon_text = f"{row['epsilon']:.4f}"
+        click.echo(f"{row['rounds']:>8}  {row['sensitivity']:>11.5f}  {epsilon_text:>7}")

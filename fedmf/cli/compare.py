@@ -73,7 +73,7 @@ def compare(
     out: pathlib.Path | None,
     as_json: bool,
 ) -> None:
-    """Families against epsilon: noise, error, risk and cost.
+    """Noise, error, risk and cost of families over epsilon.
 
     \b
     Example:
@@ -87,14 +87,17 @@ def compare(
     with arguments_checked(), status_line() as progress:
         chosen_values = chosen_options(config_options)
         population = chosen_values.pop("population")
-        devices: dict[str, Any] = {}
+        check_in_values: dict[str, Any] = {}
         if comparison_options["availability"] is not None:
-            devices = _check_ins(comparison_options["availability"], population, chosen_values)
-            chosen_values.setdefault("min_sep", devices["min_sep"])
+            check_in_values = _check_ins(
+                comparison_options["availability"], population, chosen_values
+            )
+            chosen_values.setdefault("min_sep", check_in_values["min_sep"])
         comparison = _comparison(chosen_values, population, comparison_options)
         table_rows = []
         reasons_left_out: dict[str, str] = {}
-        # A family that the user named is not skipped if it fails. Its error ends the command.
+        # If a family that the user named fails, its error ends the command. Other families are
+        # skipped if they fail.
         skipped_families: dict[str, str] | None = reasons_left_out
         if comparison_options["family"]:
             skipped_families = None
@@ -102,21 +105,21 @@ def compare(
         for row in comparison.rows(skipped_families):
             progress(f"{row.name} at epsilon {row.epsilon:g}: {row.effective_rmse:.4g}")
             table_rows.append(row)
-    summary = comparison.summary(table_rows)
-    summary["check_ins"] = devices or None
-    summary["left_out"] = reasons_left_out
+    comparison_summary = comparison.summary(table_rows)
+    comparison_summary["check_ins"] = check_in_values or None
+    comparison_summary["left_out"] = reasons_left_out
     if out is not None:
         from fedmf.reports.command_pictures import comparison_picture
 
-        write_atomically(out, comparison_picture(summary))
-        summary["picture"] = str(out)
+        write_atomically(out, comparison_picture(comparison_summary))
+        comparison_summary["picture"] = str(out)
     if as_json:
-        show(summary, as_json)
+        show(comparison_summary, as_json)
         return
-    if devices:
-        show(devices, as_json)
+    if check_in_values:
+        show(check_in_values, as_json)
         click.echo()
-    click.echo("\n".join(_comparison_lines(summary)))
+    click.echo("\n".join(_comparison_lines(comparison_summary)))
     if out is not None:
         click.echo(f"Picture: {out}")
     for family, reason in reasons_left_out.items():
@@ -154,16 +157,16 @@ def _check_ins(availability: str, population: int, chosen: dict[str, Any]) -> di
     """
     from fedmf.privacy.comparison import check_ins
 
-    sizes = {name: chosen[name] for name in ("rounds", "cohort_size")}
-    devices = check_ins(availability, population=population, **sizes)
-    max_min_sep = devices["min_sep"]
+    run_sizes = {name: chosen[name] for name in ("rounds", "cohort_size")}
+    check_in_values = check_ins(availability, population=population, **run_sizes)
+    max_min_sep = check_in_values["min_sep"]
     min_sep = chosen.get("min_sep", max_min_sep)
     if min_sep > max_min_sep:
         raise ValueError(
             f"min_sep={min_sep} is more than the {max_min_sep} that availability="
             f"{availability} allows: lower it, or leave it out"
         )
-    return devices
+    return check_in_values
 
 
 def _comparison_lines(summary: dict[str, Any]) -> list[str]:
@@ -171,23 +174,23 @@ def _comparison_lines(summary: dict[str, Any]) -> list[str]:
     from fedmf.privacy.rounding import up
     from fedmf.reports.text import aligned
 
-    names = ("epsilon", "noise", "rmse", "per client", "advantage", "found at 1%", "s", "MB")
-    table = [["family", "bands", *names]]
+    column_names = ("epsilon", "noise", "rmse", "per client", "advantage", "found at 1%", "s", "MB")
+    table_rows = [["family", "bands", *column_names]]
     for row in summary["rows"]:
-        numbers = ("epsilon", "noise_multiplier", "rmse", "effective_rmse")
-        table.append(
-            [row["name"], str(row["bands"]), *(f"{row[name]:.4g}" for name in numbers)]
+        number_names = ("epsilon", "noise_multiplier", "rmse", "effective_rmse")
+        table_rows.append(
+            [row["name"], str(row["bands"]), *(f"{row[name]:.4g}" for name in number_names)]
             + [up(row[name], 3) for name in ("advantage", "true_positive_rate")]
             + [f"{row['noise_seconds']:.2g}", f"{row['noise_bytes'] / 1e6:.4g}"]
         )
-    separation = ""
+    separation_text = ""
     if summary["min_sep"] is not None:
-        separation = f", {summary['min_sep']} or more apart"
+        separation_text = f", {summary['min_sep']} or more apart"
     return [
-        *aligned(table),
+        *aligned(table_rows),
         f"delta {summary['delta']:g}; {summary['rounds']} rounds; cohorts of "
         f"{summary['cohort_size']:,} out of {summary['population']:,} clients; without sampling",
-        f"a client takes part up to {summary['max_participations']} times{separation}. noise: "
+        f"a client takes part up to {summary['max_participations']} times{separation_text}. noise: "
         "noise multiplier of the run; rmse: of a round's",
         "running query of sums at noise multiplier 1 and clip norm 1; per client: noise * rmse / "
         "cohort. advantage, found at",

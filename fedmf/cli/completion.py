@@ -23,10 +23,14 @@ def completion(ctx: click.Context, shell: str) -> None:
 
     completion_class = get_completion_class(shell)
     assert completion_class is not None
-    script = completion_class(ctx.find_root().command, {}, "fedmf", "_FEDMF_COMPLETE").source()
-    # After words such as `lstm-size=` and `dirichlet:` the value follows at once, so the shell must
-    # not add a blank.
+    completion_script = completion_class(
+        ctx.find_root().command, {}, "fedmf", "_FEDMF_COMPLETE"
+    ).source()
+    # The shell must not add a blank after completing words such as `lstm-size=` and `dirichlet:`,
+    # because their value follows at once.
     reply_line = "COMPREPLY+=($value)"
     click.echo(
-        script.replace(reply_line, f"{reply_line}; [[ $value == *[=:] ]] && compopt -o nospace")
+        completion_script.replace(
+            reply_line, f"{reply_line}; [[ $value == *[=:] ]] && compopt -o nospace"
+        )
     )

@@ -142,9 +142,11 @@ def import_(
     from fedmf.tasks.stackoverflow import ImportOptions, import_text
 
     with arguments_checked():
-        split = ImportOptions(**options)
-        summary = import_text(file, out, split, overwrite=overwrite, progress=not quiet)
-    show(dataclasses.asdict(summary), as_json)
+        import_options = ImportOptions(**options)
+        import_summary = import_text(
+            file, out, import_options, overwrite=overwrite, progress=not quiet
+        )
+    show(dataclasses.asdict(import_summary), as_json)
 
 
 @data.command()
@@ -164,11 +166,11 @@ def info(file: pathlib.Path | None, as_json: bool) -> None:
 
     try:
         with arguments_checked():
-            description = describe_file(file)
+            file_description = describe_file(file)
     except BadArgument as error:
         # The library says "by data=FILE", but this command takes the file as an argument.
         raise BadArgument(error.message.replace("by data=FILE", "as FILE")) from error
-    show(description, as_json)
+    show(file_description, as_json)
 
 
 @data.command(cls=TaskCommand)
@@ -197,8 +199,8 @@ def picture(out: pathlib.Path, config_options: dict[str, Any], quiet: bool, as_j
             TrainConfig(family="none", min_sep=1, **chosen_options(config_options))
         )
         task = tasks.task_from_config(config, progress=not quiet)
-        owners = []
-        labels = []
+        client_ids = []
+        label_arrays = []
         for client in progress_bar.bar(
             task.client_ids, desc="reading", unit="client", disable=quiet
         ):
@@ -207,7 +209,9 @@ def picture(out: pathlib.Path, config_options: dict[str, Any], quiet: bool, as_j
                 raise ValueError(
                     f"task={config.task} has no one label for each example: choose another task"
                 )
-            labels.append(client_labels)
-            owners += [client] * len(client_labels)
-        partition.picture(np.concatenate(labels), owners, out)
-    show({"clients": len(task.client_ids), "examples": len(owners), "picture": str(out)}, as_json)
+            label_arrays.append(client_labels)
+            client_ids += [client] * len(client_labels)
+        partition.picture(np.concatenate(label_arrays), client_ids, out)
+    show(
+        {"clients": len(task.client_ids), "examples": len(client_ids), "picture": str(out)}, as_json
+    )

@@ -34,6 +34,6 @@ def demo(out: pathlib.Path, seeds: tuple[int, ...], epsilon: float, as_json: boo
 
     with arguments_checked():
         driver.check_demo(seeds=seeds, epsilon=epsilon)
-    result = driver.run_demo(out, seeds=seeds, epsilon=epsilon)
+    demo_result = driver.run_demo(out, seeds=seeds, epsilon=epsilon)
     if as_json:
-        show(result, as_json)
+        show(demo_result, as_json)

@@ -14,8 +14,8 @@ from fedmf.terminal import interrupts, output
 
 QUOTES = "'\""
 _VALUE = r"""'[^']*'|"[^"]*"|[^\s,;:)]*[^\s,;:).]"""
-# Matches the name of an argument in an error message: `name` in backquotes, or name=value. A text
-# such as name=value inside a path, or inside a run's name such as epsilon=8,seed=1, does not match.
+# Matches the name of an argument in an error message, which is `name` in backquotes, or name=value.
+# A text name=value inside a path or a run's name such as epsilon=8,seed=1 does not match.
 _ARGUMENT = re.compile(
     rf"""`(?P<alone>\w+)`|(?<![\w./'",-])(?P<argument>\w+)=(?P<value>(?>{_VALUE}))(?!,\w+=)"""
 )
@@ -52,7 +52,7 @@ def warnings_in_a_line() -> Iterator[None]:
 
 
 def one_line(error: BaseException) -> str:
-    """Returns the error's message without line breaks, or its type if it has no message."""
+    """Returns an error's message without line breaks, or the error's type if it has no message."""
     return " ".join(str(error).split()) or type(error).__name__
 
 
@@ -69,18 +69,18 @@ class Command(SectionedCommand):
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption:
-            paths = [_with_folder(argument) for argument in typed_args]
-            if paths == typed_args:
+            safe_args = [_with_folder(argument) for argument in typed_args]
+            if safe_args == typed_args:
                 raise
-            return super().parse_args(ctx, paths)
+            return super().parse_args(ctx, safe_args)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Runs the command, and turns the library's errors into errors of the command line."""
         for parameter in self.get_params(ctx):
-            group = getattr(parameter, "group", None)
-            if group is not None:
-                values = ctx.params.setdefault(group, {})
-                values[parameter.name] = ctx.params.pop(parameter.name)
+            option_group = getattr(parameter, "group", None)
+            if option_group is not None:
+                group_values = ctx.params.setdefault(option_group, {})
+                group_values[parameter.name] = ctx.params.pop(parameter.name)
         try:
             with output.cleared_on_error():
                 return super().invoke(ctx)
@@ -121,12 +121,12 @@ def in_option_names(message: str, context: click.Context | None = None) -> str:
     An option that --task-option can replace is named only if it is on the command line.
     """
     context = context or click.get_current_context()
-    command_line = click.core.ParameterSource.COMMANDLINE
+    command_line_source = click.core.ParameterSource.COMMANDLINE
     parameters = [
         parameter
         for parameter in context.command.get_params(context)
         if not isinstance(parameter, TaskFieldOption)
-        or context.get_parameter_source(parameter.name or "") is command_line
+        or context.get_parameter_source(parameter.name or "") is command_line_source
     ]
     return with_option_names(message, parameters)
 
@@ -144,36 +144,39 @@ def with_option_names(message: str, parameters: Sequence[click.Parameter]) -> st
     options: dict[str, tuple[str, str]] = {}
     for parameter in parameters:
         if isinstance(parameter, click.Option):
-            name = max(parameter.opts, key=len)
-            names = (name, (parameter.secondary_opts or [name])[0])
+            option_name = max(parameter.opts, key=len)
+            option_names = (option_name, (parameter.secondary_opts or [option_name])[0])
             # The library may know the option by the parameter's name, so both names are replaced.
-            options |= {name.lstrip("-").replace("-", "_"): names, parameter.name or "": names}
+            options |= {
+                option_name.lstrip("-").replace("-", "_"): option_names,
+                parameter.name or "": option_names,
+            }
 
     def option_text(match: re.Match[str]) -> str:
-        value = match["value"]
+        matched_value = match["value"]
         argument = match["alone"] or match["argument"]
         if argument not in options:
             return match[0]
-        name, negative = options[argument]
-        if value in (None, "True"):
-            return name
-        if value == "False":
+        option_name, negative = options[argument]
+        if matched_value in (None, "True"):
+            return option_name
+        if matched_value == "False":
             return negative
-        if value == "None":
-            return f"{name} (not given)"
-        unquoted_value = value.strip(QUOTES)
+        if matched_value == "None":
+            return f"{option_name} (not given)"
+        unquoted_value = matched_value.strip(QUOTES)
         if unquoted_value and " " not in unquoted_value:
-            return f"{name} {unquoted_value}"
-        return f"{name} {value}"
+            return f"{option_name} {unquoted_value}"
+        return f"{option_name} {matched_value}"
 
     def task_option_text(match: re.Match[str]) -> str:
-        name = match["alone"] or match["argument"]
-        if name.replace("-", "_") not in options:
+        argument_name = match["alone"] or match["argument"]
+        if argument_name.replace("-", "_") not in options:
             return match[0]
         if match["argument"]:
-            return name
-        return f"`{name}`"
+            return argument_name
+        return f"`{argument_name}`"
 
-    # Users give a file on the command line without `path=`, so messages leave it out.
+    # Users write a file on the command line without `path=`, so messages leave out `path=`.
     message = re.sub(r"(?<![\w.])path=(?=['\"])", "", message)
     return _ARGUMENT.sub(option_text, _TASK_OPTION.sub(task_option_text, message))

@@ -33,20 +33,20 @@ class _Rates(Parsed):
     name = "rates"
 
     def suggestions(self, ctx: click.Context) -> Iterable[str]:
-        """Returns the only word that the option accepts."""
+        """Returns "search", the only word that the option accepts."""
         return ("search",)
 
     def parsed(self, text: str) -> str | list[float]:
-        """Returns the rates, or the word "search"."""
+        """Returns the rates that a text lists, or the word "search"."""
         if text == "search":
             return text
         try:
-            rates = [float(rate) for rate in text.split(",")]
+            parsed_rates = [float(rate) for rate in text.split(",")]
         except ValueError:
-            rates = [math.nan]
-        if not all(0 < rate < math.inf for rate in rates):
+            parsed_rates = [math.nan]
+        if not all(0 < rate < math.inf for rate in parsed_rates):
             raise ValueError(f"{text!r} must be positive numbers, such as 0.1,0.3, or search")
-        return rates
+        return parsed_rates
 
 
 _RATES = _Rates()
@@ -134,16 +134,16 @@ def evaluate(
     picture_path = each_client.pop("out")
     fine_tuning = _fine_tuning_options(each_client, picture_path)
     trained_run = _load_trained(run, data, task_settings, quiet=quiet)
-    values = _run_values(trained_run)
+    output_values = _run_values(trained_run)
     has_run_data = _has_run_data(trained_run, data)
     if trained_run.task.data_version and has_run_data:
-        values["data"] = "the run's"
+        output_values["data"] = "the run's"
     elif trained_run.task.data_version:
-        values["data"] = "not the run's"
+        output_values["data"] = "not the run's"
     evaluated_split = split or "test"
     with elapsed(f"evaluating on the {evaluated_split} examples", disable=quiet):
-        metrics = trained_run.evaluate(evaluated_split)
-    values |= {f"{evaluated_split} {name}": value for name, value in metrics.items()}
+        split_metrics = trained_run.evaluate(evaluated_split)
+    output_values |= {f"{evaluated_split} {name}": value for name, value in split_metrics.items()}
     run_folder = None
     has_run_task = trained_run.task.description == trained_run.plan["task"]["description"]
     if has_run_data and has_run_task and trained_run.result is not None:
@@ -155,7 +155,7 @@ def evaluate(
             client_metrics = trained_run.evaluate_clients(progress=not quiet)
         if run_folder is not None:
             run_folder.write_json("clients", client_metrics)
-        values |= _client_values(client_metrics, trained_run.task.headline)
+        output_values |= _client_values(client_metrics, trained_run.task.headline)
     if fine_tuning:
         with warnings_in_a_line():
             fine_tuned = trained_run.evaluate_fine_tuned(
@@ -163,11 +163,11 @@ def evaluate(
             )
         if run_folder is not None:
             run_folder.write_json("fine_tuned", fine_tuned)
-        values["fine_tuned"] = fine_tuned
+        output_values["fine_tuned"] = fine_tuned
         if picture_path is not None:
             fine_tuned_run = dataclasses.replace(trained_run, fine_tuned=fine_tuned)
-            values["picture"] = _draw(fine_tuned_run, picture_path)
-    show(values | {"note": figures_note([trained_run])}, as_json)
+            output_values["picture"] = _draw(fine_tuned_run, picture_path)
+    show(output_values | {"note": figures_note([trained_run])}, as_json)
 
 
 def _fine_tuning_options(
@@ -247,14 +247,14 @@ def export(
     statement_name = "statement.md"
     if trained_run.result:
         statement_name = "final_statement.md"
-    values = _run_values(trained_run) | {
+    output_values = _run_values(trained_run) | {
         "model": str(out),
         "parameters": model.count_params(),
         "inputs": _shapes(model.inputs),
         "outputs": _shapes(model.outputs),
         "statement": str(trained_run.path / statement_name),
     }
-    show(values, as_json)
+    show(output_values, as_json)
 
 
 @click.command()
@@ -281,8 +281,8 @@ def predict(run: pathlib.Path, text: str, count: int, as_json: bool) -> None:
         from fedmf.tasks.stackoverflow.prediction import next_words
 
     with arguments_checked(), elapsed("loading the model", disable=as_json):
-        values = next_words(loaded_run, text, count)
-    show(values, as_json)
+        word_values = next_words(loaded_run, text, count)
+    show(word_values, as_json)
 
 
 def _draw(run: "TrainedRun", path: pathlib.Path) -> str:
@@ -293,10 +293,10 @@ def _draw(run: "TrainedRun", path: pathlib.Path) -> str:
     from fedmf.reports.client_plots import fine_tuned_plot
     from fedmf.reports.groups import group_runs
 
-    plot = fine_tuned_plot(group_runs([run]))
-    if plot is None:
+    fine_tuning_plot = fine_tuned_plot(group_runs([run]))
+    if fine_tuning_plot is None:
         return f"none: {run.task.headline} is defined on no client"
-    write_atomically(path, plot.png, mode=0o600)
+    write_atomically(path, fine_tuning_plot.png, mode=0o600)
     return str(path)
 
 
@@ -322,23 +322,24 @@ def _load_trained(
     from fedmf.terminal.progress_bar import elapsed
 
     with elapsed("reading the run", disable=quiet):
-        run = Run.load(path)
+        loaded_run = Run.load(path)
         from fedmf import tasks, training
 
     with arguments_checked():
         data_path = None
         if data is not None:
             data_path = str(data)
-        task = tasks.task_of_run(
-            run,
+        loaded_task = tasks.task_of_run(
+            loaded_run,
             task=task_settings["task"],
             task_options=dict(task_settings["task_options"]),
             data=data_path,
             progress=not quiet,
         )
         with elapsed("loading the model", disable=quiet):
-            trained_run = training.TrainedRun.of(run, task)
-            # Reading the weights raises an error if the task has another model than the run.
+            trained_run = training.TrainedRun.of(loaded_run, loaded_task)
+            # The weights are read here because that raises an error if the task's model differs
+            # from the run's.
             _ = trained_run.weights
         return trained_run
 

@@ -95,14 +95,14 @@ def fit(
         # The picture's path is checked before the fit, which takes long.
         OutputFile(".png").convert(str(out.with_suffix(".png")), None, click.get_current_context())
     interrupted_fit.set(False)
-    limits = {name: config_options.pop(name) for name in _PARTICIPATION}
+    participation_limits = {name: config_options.pop(name) for name in _PARTICIPATION}
     workload_settings = {
         name: config_options.pop(name)
         for name in ("workload", "workload_momentum", "learning_rate_schedule")
     }
     options = {n: value for n, value in (fitting | config_options).items() if value is not None}
     with arguments_checked(), _warnings_in_a_line():
-        participation = fedmf.Participation(**limits)
+        participation = fedmf.Participation(**participation_limits)
         A = _workload(participation.rounds, workload_settings, shares)
         if matrices is not None:
             mechanism = _read_matrices(matrices, A, options)
@@ -110,14 +110,16 @@ def fit(
             mechanism = _fitted(A, participation, options, quiet=as_json)
     with elapsed("computing errors", disable=as_json):
         sensitivity = fedmf.sensitivity(mechanism, participation)
-        errors = fedmf.per_round_error(mechanism, A, participation)
+        round_errors = fedmf.per_round_error(mechanism, A, participation)
     # The mechanism is saved before the picture and the summary, because these can still fail.
     mechanism.save(out)
-    values = _mechanism_values(mechanism, sensitivity, errors) | {"file": str(out)}
+    mechanism_values = _mechanism_values(mechanism, sensitivity, round_errors) | {"file": str(out)}
     if picture:
         with elapsed("drawing", disable=as_json):
-            values["picture"] = str(_picture(mechanism, sensitivity.value, errors, A.name, out))
-    show(values, as_json)
+            mechanism_values["picture"] = str(
+                _picture(mechanism, sensitivity.value, round_errors, A.name, out)
+            )
+    show(mechanism_values, as_json)
     if interrupted_fit.get():
         raise Interrupted(
             f"interrupted: {out} holds the best mechanism so far; the same command would "
@@ -126,7 +128,7 @@ def fit(
 
 
 def _workload(num_rounds: int, settings: dict[str, Any], shares: dict[str, Any]) -> "Workload":
-    """Returns the workload that the command's options describe.
+    """Returns the workload that the options of the command describe.
 
     Args:
       num_rounds: rounds of the workload.
@@ -140,15 +142,15 @@ def _workload(num_rounds: int, settings: dict[str, Any], shares: dict[str, Any])
     from fedmf import workloads
     from fedmf.schedule import CustomSchedule
 
-    schedule = settings["learning_rate_schedule"]
+    schedule_text = settings["learning_rate_schedule"]
     learning_rates = None
-    if schedule is not None:
+    if schedule_text is not None:
         if any(shares.values()):
             raise ValueError(
-                f"learning_rate_schedule={schedule} is given beside warmup and cooldown: leave "
-                "them out"
+                f"learning_rate_schedule={schedule_text} is given beside warmup and cooldown: "
+                "leave them out"
             )
-        custom_schedule = CustomSchedule(rounds=num_rounds, peak=1.0, shares=schedule)
+        custom_schedule = CustomSchedule(rounds=num_rounds, peak=1.0, shares=schedule_text)
         learning_rates = custom_schedule.learning_rates()
     elif any(shares.values()):
         warmup_cooldown = fedmf.WarmupCooldown(rounds=num_rounds, peak=1.0, **shares)
@@ -171,10 +173,11 @@ def _read_matrices(
     """
     import fedmf
 
-    flags = [f"--{n.replace('_', '-')}" for n in options if n not in ("family", "cache")]
-    if flags:
+    option_flags = [f"--{n.replace('_', '-')}" for n in options if n not in ("family", "cache")]
+    if option_flags:
         raise ValueError(
-            f"matrices={str(matrices)!r} are taken as they are: leave out {' and '.join(flags)}"
+            f"matrices={str(matrices)!r} are taken as they are: leave out "
+            f"{' and '.join(option_flags)}"
         )
     mechanism = fedmf.load_factorization(matrices)
     if mechanism.rounds != workload.rounds:
@@ -252,16 +255,16 @@ def _picture(
     from fedmf.reports.command_pictures import mechanism_picture
     from fedmf.reports.text import plural
 
-    path = out.with_suffix(".png")
+    picture_path = out.with_suffix(".png")
     num_rounds = mechanism.rounds
-    png = mechanism_picture(
+    picture_png = mechanism_picture(
         f"{mechanism.family}, {num_rounds:,} {plural('round', num_rounds)}, {workload}",
         mechanism=mechanism,
         sensitivity=sensitivity,
         errors=errors,
     )
-    write_atomically(path, png)
-    return path
+    write_atomically(picture_path, picture_png)
+    return picture_path
 
 
 @contextlib.contextmanager

@@ -8,8 +8,8 @@ from typing import Any
 
 import click
 
-# Maps the first field of TrainConfig in each section of the help to the section's heading. The
-# fields that follow belong to the same section, up to the next key.
+# Headings of the help's sections, by the first field of TrainConfig in each section. The following
+# fields, up to the next key, belong to the same section.
 CONFIG_SECTIONS = {
     "rounds": "Who takes part",
     "workload": "Mechanism",
@@ -22,8 +22,8 @@ CONFIG_SECTIONS = {
 
 
 def colors() -> bool | None:
-    """Returns False if the user has set NO_COLOR, else None, for which click colours only
-    terminals.
+    """Returns click's argument `color`, which is False if the user has set NO_COLOR, and otherwise
+    None, so that only terminals get colours.
     """
     if os.environ.get("NO_COLOR"):
         return False
@@ -31,7 +31,7 @@ def colors() -> bool | None:
 
 
 def say(kind: str, message: str) -> None:
-    """Prints "fedmf: kind: message" to standard error."""
+    """Prints a line such as "fedmf: error: MESSAGE" to standard error."""
     styled_kind = click.style(f"{kind}:", fg={"error": "red"}.get(kind, "yellow"), bold=True)
     click.echo(f"fedmf: {styled_kind} {message}", err=True, color=colors())
 
@@ -72,7 +72,7 @@ class SectionedCommand(click.Command):
     context_class = Context
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Writes the options, section by section."""
+        """Writes the help of the options, section by section."""
         sections: dict[str, list[tuple[str, str]]] = {"Options": []}
         for parameter in self.get_params(ctx):
             help_record = parameter.get_help_record(ctx)
@@ -106,11 +106,14 @@ class SectionedGroup(click.Group):
         return [name for names in self.sections.values() for name in names]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Writes the commands, section by section."""
-        width = max(map(len, self.commands))
+        """Writes the help of the commands, section by section."""
+        name_width = max(map(len, self.commands))
         for title, names in self.sections.items():
             with formatter.section(title):
-                limit = formatter.width - 6 - width
+                help_width = formatter.width - 6 - name_width
                 formatter.write_dl(
-                    [(f"{n:<{width}}", self.commands[n].get_short_help_str(limit)) for n in names]
+                    [
+                        (f"{n:<{name_width}}", self.commands[n].get_short_help_str(help_width))
+                        for n in names
+                    ]
                 )

@@ -73,14 +73,14 @@ def mechanism(
     if query:
         from fedmf.federated.tff.audit import Query as subject
 
-    # An argument may be refused at once. The bar appears with a delay, so that it is not drawn
-    # above that error.
-    bar = progress_bar.bar(desc="audit", unit="round", disable=quiet or as_json, delay=0.5)
-    with arguments_checked(), bar, progress_bar.refreshed(bar):
+    # The progress bar appears with a delay, so that it is not drawn above the error if an argument
+    # is refused at once.
+    audit_bar = progress_bar.bar(desc="audit", unit="round", disable=quiet or as_json, delay=0.5)
+    with arguments_checked(), audit_bar, progress_bar.refreshed(audit_bar):
 
         def progress(done: int, total: int) -> None:
-            bar.total = total
-            bar.update(done - bar.n)
+            audit_bar.total = total
+            audit_bar.update(done - audit_bar.n)
 
         mechanism_audit = audit_mechanism(plan, progress=progress, subject=subject, **trial)
     if as_json:
@@ -94,13 +94,13 @@ def mechanism(
 def _values(result: "MechanismAudit") -> dict[str, Any]:
     """Returns the result of a mechanism's audit in plain JSON types."""
     verdict = result.verdict
-    attack = None
+    attack_values = None
     if result.attack is not None:
-        attack = dataclasses.asdict(result.attack)
-        # These findings are left out, because the findings of the whole audit contain them.
-        del attack["findings"]
-        if not math.isfinite(attack["epsilon_claimed"]):
-            attack["epsilon_claimed"] = None
+        attack_values = dataclasses.asdict(result.attack)
+        # The attack's findings are left out, because the findings of the whole audit contain them.
+        del attack_values["findings"]
+        if not math.isfinite(attack_values["epsilon_claimed"]):
+            attack_values["epsilon_claimed"] = None
     return {
         "consistent": verdict.consistent,
         **{
@@ -112,23 +112,23 @@ def _values(result: "MechanismAudit") -> dict[str, Any]:
             dataclasses.asdict(finding) | {"consistent": finding.p_value >= verdict.threshold}
             for finding in verdict.findings
         ],
-        "attack": attack,
+        "attack": attack_values,
     }
 
 
 def _least_likely_findings(findings: "Sequence[Finding]") -> "list[Finding]":
-    """Returns one finding for each test. Of the two runs' findings it is the one with the smaller
-    p-value.
+    """Returns the finding with the smallest p-value for each test. Of the two runs' findings it is
+    the one with the smaller p-value.
     """
     findings_by_test: dict[str, Finding] = {}
     for finding in findings:
-        name = finding.name
-        if name.startswith("run "):
-            name = name.partition(": ")[2]
-        test_name = name.partition(", the ")[0]
+        finding_name = finding.name
+        if finding_name.startswith("run "):
+            finding_name = finding_name.partition(": ")[2]
+        test_name = finding_name.partition(", the ")[0]
         previous_finding = findings_by_test.get(test_name)
         if previous_finding is None or finding.p_value < previous_finding.p_value:
-            findings_by_test[test_name] = dataclasses.replace(finding, name=name)
+            findings_by_test[test_name] = dataclasses.replace(finding, name=finding_name)
     return list(findings_by_test.values())
 
 
@@ -136,7 +136,7 @@ def _table(result: "MechanismAudit") -> str:
     """Returns the result of a mechanism's audit as a table of tests, followed by the verdict."""
     verdict = result.verdict
     attack = result.attack
-    lines = [f"{'test':<86} {'statistic':>9} {'p-value':>9}  verdict"]
+    table_lines = [f"{'test':<86} {'statistic':>9} {'p-value':>9}  verdict"]
     for finding in _least_likely_findings(verdict.findings):
         outcome_text = "ok"
         if finding.p_value < verdict.threshold:
@@ -144,24 +144,26 @@ def _table(result: "MechanismAudit") -> str:
         p_value_text = " < 1e-300"
         if finding.p_value > 1e-300:
             p_value_text = f"{finding.p_value:9.2g}"
-        lines.append(f"{finding.name:<86} {finding.statistic:>9.4g} {p_value_text}  {outcome_text}")
+        table_lines.append(
+            f"{finding.name:<86} {finding.statistic:>9.4g} {p_value_text}  {outcome_text}"
+        )
     if attack is not None:
-        percent = f"{100 * attack.confidence:g}%"
-        lines += [
+        confidence_text = f"{100 * attack.confidence:g}%"
+        table_lines += [
             "",
             f"distinguishing attack, {attack.present:,} trials with the client and "
             f"{attack.absent:,} without",
             f"  signal-to-noise   claimed at most {attack.snr_claimed:.4f}, expected of these "
-            f"rounds {attack.snr_expected:.4f}, measured {attack.snr:.4f} ({percent}: "
+            f"rounds {attack.snr_expected:.4f}, measured {attack.snr:.4f} ({confidence_text}: "
             f"{attack.snr_lower:.4f} to {attack.snr_upper:.4f})",
-            f"  epsilon           claimed {attack.epsilon_claimed:.4g}, proved at {percent} to be "
-            f"at least {attack.epsilon_lower:.3f}; "
+            f"  epsilon           claimed {attack.epsilon_claimed:.4g}, proved at "
+            f"{confidence_text} to be at least {attack.epsilon_lower:.3f}; "
             f"so many trials can be expected to prove {attack.epsilon_expected:.3f}",
         ]
-    conclusion = "consistent with the claim"
+    verdict_text = "consistent with the claim"
     if not verdict.consistent:
-        conclusion = click.style("NOT WHAT THE PLAN CLAIMS", fg="red")
-    rate = (
+        verdict_text = click.style("NOT WHAT THE PLAN CLAIMS", fg="red")
+    rate_text = (
         f"false-positive rate {verdict.false_positive_rate:g}: a p-value below "
         f"{verdict.threshold:.2g} contradicts"
     )
@@ -170,5 +172,10 @@ def _table(result: "MechanismAudit") -> str:
         f"{result.smallest_unseen_cut:.2f} standard deviations, and none beyond"
     )
     return "\n".join(
-        [*lines, "", tail_remark, f"{conclusion} ({len(verdict.findings)} tests, {rate})"]
+        [
+            *table_lines,
+            "",
+            tail_remark,
+            f"{verdict_text} ({len(verdict.findings)} tests, {rate_text})",
+        ]
     )

@@ -1,4 +1,4 @@
-"""Options that several commands share, and the configurations that their values turn into."""
+"""Options that several commands share, and functions that build configurations from them."""
 
 import contextlib
 import dataclasses
@@ -108,33 +108,33 @@ def options_of(
 
     configs: tuple[Any, ...] = (PlanConfig, TrainConfig, AggregatorClaim, ImportOptions)
     [kind] = (kind for kind in configs if kind.__name__ == config)
-    section = "Options"
+    help_section = "Options"
     declared: list[Decorator] = []
     for field in dataclasses.fields(kind):
         if kind is not ImportOptions:
-            section = CONFIG_SECTIONS.get(field.name, section)
+            help_section = CONFIG_SECTIONS.get(field.name, help_section)
         if (names and field.name not in names) or field.name in leave_out:
             continue
-        settings: dict[str, Any] = {"cls": SectionOption, "section": section}
-        # A required option gets no default. For click even None is a default, so that it would not
-        # notice that the option is missing.
+        settings: dict[str, Any] = {"cls": SectionOption, "section": help_section}
+        # A required option gets no default, not even None. For click, None is a default, so a
+        # missing option would not be an error.
         if field.name not in required:
             settings["default"] = None
             if defaults:
                 settings["default"] = field.default
         help_text = field.metadata["help"]
-        # This field gets no option here, because `FamilyCommand` adds an option for each option of
-        # the mechanism families.
+        # The field that has the options of a mechanism family gets no option here, because
+        # `FamilyCommand` adds one for each of them.
         if field.name == "mechanism_options":
             continue
         if field.name == "task_options":
-            flags = ["-o", "--task-option"]
+            option_flags = ["-o", "--task-option"]
             settings |= {"type": TaskOption(), "multiple": True}
             help_text += " Repeatable; `--task NAME --help` lists them."
             task_fields = dataclasses.fields(PartitionOptions)
-            declared += [_task_field_option(task_field, section) for task_field in task_fields]
+            declared += [_task_field_option(task_field, help_section) for task_field in task_fields]
         else:
-            flags = [f"--{field.name.replace('_', '-')}"]
+            option_flags = [f"--{field.name.replace('_', '-')}"]
             settings["type"] = ConfigField(field)
             settings["required"] = field.name in required
             # The help lists the options of the chosen task, so --task must be parsed first.
@@ -143,18 +143,18 @@ def options_of(
             # click, because click shows the defaults that it knows.
             if not (field.default is None or defaults or field.name in required):
                 help_text += f"  [default: {field.default}]"
-        declared.append(click.option(*flags, field.name, help=help_text, **settings))
+        declared.append(click.option(*option_flags, field.name, help=help_text, **settings))
     return grouped(group, *declared)
 
 
 def _task_field_option(field: "dataclasses.Field[Any]", section: str) -> Decorator:
     """Returns an option for one field of a task's options, which --task-option can set as well."""
-    text = f"{field.metadata['help']} For tasks with this option, such as emnist and cifar10."
+    help_text = f"{field.metadata['help']} For tasks with this option, such as emnist and cifar10."
     return click.option(
         f"--{field.name.replace('_', '-')}",
         field.name,
         type=ConfigField(field),
-        help=text,
+        help=help_text,
         cls=TaskFieldOption,
         section=section,
     )
@@ -166,22 +166,22 @@ def plan_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """
     from fedmf.privacy.flat_config import FIT_FIELDS
 
-    mechanism = click.argument("mechanism_file", metavar="MECHANISM", type=EXISTING_FILE)
-    options = options_of("PlanConfig", leave_out=FIT_FIELDS, required=("rounds",))
-    return grouped("config_options", mechanism)(options(command))
+    mechanism_argument = click.argument("mechanism_file", metavar="MECHANISM", type=EXISTING_FILE)
+    field_options = options_of("PlanConfig", leave_out=FIT_FIELDS, required=("rounds",))
+    return grouped("config_options", mechanism_argument)(field_options(command))
 
 
 class FamilyCommand(Command):
     """Command that has the options of every mechanism family that is registered when it runs."""
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        """Returns the command's parameters: its own ones, those of the mechanism families, and
-        --help at the end.
+        """Returns the command's own parameters, then those of the mechanism families, and --help at
+        the end.
         """
         *own_options, help_option = super().get_params(ctx)
-        names = {parameter.name for parameter in own_options}
+        own_names = {parameter.name for parameter in own_options}
         family_options = ctx.meta.setdefault("fedmf.family_options", _family_options())
-        added_options = [option for option in family_options if option.name not in names]
+        added_options = [option for option in family_options if option.name not in own_names]
         return [*own_options, *added_options, help_option]
 
 
@@ -192,29 +192,29 @@ def _family_options() -> list[click.Parameter]:
     """
     from fedmf.mechanisms.family import fitted_families
 
-    options = []
+    family_options = []
     for family, record in fitted_families().items():
-        options += [(family, option) for option in record.options.values()]
+        family_options += [(family, option) for option in record.options.values()]
     declared: list[click.Parameter] = []
-    for name, kind in {option.name: option.kind for _, option in options}.items():
+    for name, kind in {option.name: option.kind for _, option in family_options}.items():
         families_by_help: dict[str, list[str]] = {}
         choices_by_family = {}
-        for family, option in options:
+        for family, option in family_options:
             if option.name == name:
                 families_by_help.setdefault(option.help, []).append(family)
                 choices_by_family[family] = option.choices
-        phrases = [f"{', '.join(names)}: {text}" for text, names in families_by_help.items()]
-        flags = f"--{name.replace('_', '-')}"
+        help_phrases = [f"{', '.join(names)}: {text}" for text, names in families_by_help.items()]
+        option_flag = f"--{name.replace('_', '-')}"
         option_type: FamilyOption | None = FamilyOption(kind, choices_by_family)
         if kind is bool:
-            flags += f"/--no-{flags[2:]}"
+            option_flag += f"/--no-{option_flag[2:]}"
             option_type = None
         section_option = SectionOption(
-            [flags, name],
+            [option_flag, name],
             section="Options of the families",
             type=option_type,
             default=None,
-            help=f"{'; '.join(phrases)}.",
+            help=f"{'; '.join(help_phrases)}.",
         )
         section_option.group = "config_options"
         declared.append(section_option)
@@ -267,12 +267,12 @@ def chosen_options(flags: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in flags.items():
         if value is None:
             continue
-        field_name = name
+        config_name = name
         if name in task_fields:
-            field_name = f"{TASK_OPTION}{name}"
-        chosen[field_name] = value
+            config_name = f"{TASK_OPTION}{name}"
+        chosen[config_name] = value
         if value is ConfigField.NONE:
-            chosen[field_name] = None
+            chosen[config_name] = None
     task_options = dict(chosen.pop("task_options", ()))
     if task_options:
         chosen["task_options"] = task_options
@@ -280,12 +280,14 @@ def chosen_options(flags: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def merged(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns `values` updated by `overrides`. The options of the task are merged one by one."""
+    """Returns the options in `values`, updated by those in `overrides`. The options of the task are
+    merged one by one.
+    """
     merged_values = {**values, **overrides}
     for name in ("task_options", "mechanism_options"):
-        options = {**values.get(name, {}), **overrides.get(name, {})}
-        if options:
-            merged_values[name] = options
+        merged_options = {**values.get(name, {}), **overrides.get(name, {})}
+        if merged_options:
+            merged_values[name] = merged_options
     return merged_values
 
 
@@ -300,7 +302,8 @@ def config_values(path: pathlib.Path | None) -> dict[str, Any]:
 
     if path is None:
         return {}
-    # A YAML file would otherwise be refused as bad JSON, which would mislead its author.
+    # YAML files get their own error message, since an error about invalid JSON would mislead the
+    # author.
     if path.suffix not in (".toml", ".json"):
         raise ValueError(
             f"config={str(path)!r} ends in neither .toml nor .json: name a TOML "
@@ -318,13 +321,13 @@ def plan_config(config_options: Mapping[str, Any]) -> "PlanConfig":
     from fedmf.privacy.config import PlanConfig
 
     chosen_values = chosen_options(config_options)
-    mechanism = str(chosen_values.pop("mechanism_file"))
-    return PlanConfig(family="file", mechanism=mechanism, **chosen_values)
+    mechanism_path = str(chosen_values.pop("mechanism_file"))
+    return PlanConfig(family="file", mechanism=mechanism_path, **chosen_values)
 
 
 @contextlib.contextmanager
 def status_line(label: str = "") -> Iterator[Callable[[Any], None]]:
-    """Yields a function that shows the progress of a search in one line of a terminal.
+    """Yields a function that shows the progress of a search in a single line of a terminal.
 
     The line is cleared at the end. A step of more than a few seconds is shown with its time.
     """
@@ -343,17 +346,17 @@ def status_line(label: str = "") -> Iterator[Callable[[Any], None]]:
 
     def show_time() -> None:
         while not is_done.wait(1.0):
-            seconds = int(time.monotonic() - began)
-            if seconds >= _QUIET_SECONDS:
-                click.echo(f"\r\033[K{latest_line} [{seconds} s]", nl=False, err=True)
+            elapsed_seconds = int(time.monotonic() - began)
+            if elapsed_seconds >= _QUIET_SECONDS:
+                click.echo(f"\r\033[K{latest_line} [{elapsed_seconds} s]", nl=False, err=True)
 
-    thread = threading.Thread(target=show_time, daemon=True)
-    thread.start()
+    time_thread = threading.Thread(target=show_time, daemon=True)
+    time_thread.start()
     try:
         yield show_progress
     finally:
         is_done.set()
-        thread.join()
+        time_thread.join()
         click.echo("\r\033[K", nl=False, err=True)
 
 
@@ -369,20 +372,20 @@ def show(values: dict[str, Any], as_json: bool) -> None:
     from fedmf.privacy.rounding import up
 
     values = flat(values)
-    width = max(map(len, values))
+    name_width = max(map(len, values))
     for name, value in values.items():
         # JSON has no infinity, so an infinite epsilon is null in the values.
         if value is None:
             value = "none"
             if "epsilon" in name or "rho" in name or name.endswith(".mu"):
                 value = "infinite"
-        text = _text(value)
+        value_text = _text(value)
         if isinstance(value, float) and any(word in name for word in _PRIVACY_LOSSES):
-            text = up(value, 6)
-        click.echo(f"{name:<{width}}  {text}")
+            value_text = up(value, 6)
+        click.echo(f"{name:<{name_width}}  {value_text}")
 
 
-# Values whose name contains one of these words bound the privacy loss, and are rounded up.
+# Values whose name contains one of these words bound the privacy loss, so they are rounded up.
 _PRIVACY_LOSSES = ("epsilon", "rho", "advantage", "true_positive_rate", ".mu")
 
 

@@ -51,11 +51,11 @@ def list_items(as_json: bool) -> None:
     for statement, code, tests in cited_statements():
         citations = {"code": code, "tests": tests}
         citing_kinds = [kind for kind, files in citations.items() if files]
-        state = "nothing cites it"
+        citation_state = "nothing cites it"
         if citing_kinds:
-            state = f"in {' and '.join(citing_kinds)}"
+            citation_state = f"in {' and '.join(citing_kinds)}"
         listed[statement.name] = {
-            "state": state,
+            "state": citation_state,
             "claim": statement.claim,
             "made": False,
             **citations,
@@ -73,9 +73,9 @@ def _names() -> Iterable[str]:
     It reads the catalogue alone, because importing the code of the items and Matplotlib takes
     longer than somebody who presses Tab waits.
     """
-    path = pathlib.Path(__file__).parents[1] / "experiments" / "papers" / "catalogue.py"
-    items = re.split(r"\n(?! )", runpy.run_path(str(path))["ITEMS"].strip())
-    return [item.partition(" | ")[0] for item in items if "Why:" not in item.split()]
+    catalogue_path = pathlib.Path(__file__).parents[1] / "experiments" / "papers" / "catalogue.py"
+    item_texts = re.split(r"\n(?! )", runpy.run_path(str(catalogue_path))["ITEMS"].strip())
+    return [item.partition(" | ")[0] for item in item_texts if "Why:" not in item.split()]
 
 
 @paper.command("run", cls=Command)
@@ -121,7 +121,7 @@ def run(
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    """Make tables or figures: numbers.csv, figure.png and result.json.
+    """Make tables or figures, as numbers.csv, figure.png and result.json.
 
     Nothing trains before every run of its grid has been checked.
 
@@ -152,30 +152,34 @@ def run(
                 )
     answers: dict[str, Any] = {}
     for name, request in requests.items():
-        item = ITEMS[name]
-        if dry_run and item.study is not None:
-            cost = study.dry_run(item.study(scale), request)
-            seconds, words = _time(item, request)
-            num_runs = len(cost.tuning) + len(cost.repeats)
-            answers[name] = {"runs": num_runs, "clients": cost.clients, "seconds": round(seconds)}
-            outcome = f"all {num_runs} runs pass; {words}"
+        requested_item = ITEMS[name]
+        if dry_run and requested_item.study is not None:
+            study_cost = study.dry_run(requested_item.study(scale), request)
+            seconds, words = _time(requested_item, request)
+            num_runs = len(study_cost.tuning) + len(study_cost.repeats)
+            answers[name] = {
+                "runs": num_runs,
+                "clients": study_cost.clients,
+                "seconds": round(seconds),
+            }
+            outcome_text = f"all {num_runs} runs pass; {words}"
         else:
-            seconds, words = _time(item, request)
+            seconds, words = _time(requested_item, request)
             if seconds > 60:
                 click.echo(f"{name}: {words}", err=True)
-            answers[name] = results.run(item, request)
+            answers[name] = results.run(requested_item, request)
             elapsed_time = duration(answers[name]["seconds"])
             clauses = [f"\n  {results.clause_line(part)}" for part in answers[name]["clauses"]]
             verdict = answers[name]["verdict"]
-            outcome = f"{verdict} [{elapsed_time}; {request.folder}]{''.join(clauses)}"
+            outcome_text = f"{verdict} [{elapsed_time}; {request.folder}]{''.join(clauses)}"
         if not as_json:
-            click.echo(f"{name}: {outcome}")
+            click.echo(f"{name}: {outcome_text}")
     if as_json:
         show(answers, True)
 
 
 def _time(item: "Item", request: "Request") -> tuple[float, str]:
-    """Returns the time that an item takes: in seconds, and as a phrase.
+    """Returns the time that a table or figure takes, in seconds and as a phrase.
 
     The phrase of a study at the papers' size is its cost.
     """
@@ -183,10 +187,10 @@ def _time(item: "Item", request: "Request") -> tuple[float, str]:
     from fedmf.reports.text import duration
 
     if item.study is not None and request.scale == "full":
-        cost = study.cost_of(item.study("full"), request)
-        return cost.seconds, str(cost)
-    seconds = item.seconds[request.scale]
-    return seconds, f"about {duration(seconds)} on two cores"
+        study_cost = study.cost_of(item.study("full"), request)
+        return study_cost.seconds, str(study_cost)
+    item_seconds = item.seconds[request.scale]
+    return item_seconds, f"about {duration(item_seconds)} on two cores"
 
 
 @paper.command("report", cls=Command)

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 _MAX_ROWS = 12
 _BY_ROUND = ("dry", "pool", "pool_rounds", "cohorts", "tried", "histogram", "spent")
-# Values whose names begin with these words depend on the extremes of a sample. In the whole
-# population they can be more extreme than in the simulated sample.
+# Values whose names begin with these words are extremes over the simulated clients. In a larger
+# population they can be more extreme.
 _EXTREMES = ("dry_rounds", "mean_", "smallest_", "min_separation_", "max_participations_")
 
 
@@ -114,21 +114,23 @@ def participation(
 
     options = config_options | simulation
     with arguments_checked():
-        size = Size(
+        simulation_size = Size(
             **{name: options[name] for name in ("population", "cohort_size", "simulated_cohort")}
         )
         availability = availability_from_text(options["availability"])
         behavior_options = ("dropout", "noncompliant_fraction", "timer_jitter", "seed")
         behavior = DeviceBehavior(**{name: options[name] for name in behavior_options})
-        values = _forecast_values(options, size, availability, behavior, search=search)
+        forecast_values = _forecast_values(
+            options, simulation_size, availability, behavior, search=search
+        )
     if out is not None:
         from fedmf.reports.command_pictures import participation_picture
 
-        write_atomically(out, participation_picture(values))
-        values["picture"] = str(out)
+        write_atomically(out, participation_picture(forecast_values))
+        forecast_values["picture"] = str(out)
     if not as_json:
-        values = _for_people(values)
-    show(values, as_json)
+        forecast_values = _for_people(forecast_values)
+    show(forecast_values, as_json)
 
 
 def _forecast_values(
@@ -160,13 +162,13 @@ def _forecast_values(
     if needs_min_sep:
         min_sep = 1
     config = _plan_config(options, min_sep)
-    scheme = config.scheme()
+    sampling_scheme = config.scheme()
     budget = _budget(config, options)
-    if scheme is not None:
-        planned_participation = scheme.participation(config.rounds)
+    if sampling_scheme is not None:
+        planned_participation = sampling_scheme.participation(config.rounds)
     else:
         planned_participation = config.participation()
-    comparison: dict[str, Any] = {}
+    schema_comparison: dict[str, Any] = {}
     if search and has_timers:
         if not needs_min_sep:
             # The plan is checked before the search, because the search takes long and an impossible
@@ -174,9 +176,9 @@ def _forecast_values(
             refuse_impossible(
                 planned_participation, size, behavior=behavior, availability=availability
             )
-        comparison = _search_min_sep(options, size, availability)
+        schema_comparison = _search_min_sep(options, size, availability)
     if needs_min_sep:
-        min_sep = _searched_min_sep(comparison, size, options["availability"])
+        min_sep = _searched_min_sep(schema_comparison, size, options["availability"])
         planned_participation = _plan_config(options, min_sep).participation()
     with status_line("round ") as progress:
         devices: dict[str, Any] = {
@@ -184,16 +186,16 @@ def _forecast_values(
             "behavior": behavior,
             "progress": progress,
         }
-        result = forecast(
-            budget or planned_participation, size, sampling=scheme, seed=seed, **devices
+        participation_forecast = forecast(
+            budget or planned_participation, size, sampling=sampling_scheme, seed=seed, **devices
         )
         if budget is not None:
             seeds = range(seed, seed + (options["seeds"] or 3))
-            comparison = compare_schemas(
+            schema_comparison = compare_schemas(
                 budget, planned_participation, size, seeds=seeds, **devices
             )
-    values = {"availability": options["availability"], "sampling": config.sampling}
-    return values | result | comparison
+    plan_values = {"availability": options["availability"], "sampling": config.sampling}
+    return plan_values | participation_forecast | schema_comparison
 
 
 def _search_min_sep(
@@ -220,8 +222,8 @@ def _has_timers(options: dict[str, Any]) -> bool:
 
     if options["sampling"] is not None:
         return False
-    schema = SCHEMAS[options["schema"]]
-    return "min_sep" in schema.settings and not schema.has_fixed_order
+    schema_class = SCHEMAS[options["schema"]]
+    return "min_sep" in schema_class.settings and not schema_class.has_fixed_order
 
 
 def _searched_min_sep(search_values: dict[str, Any], size: "Size", availability: str) -> int:
@@ -249,8 +251,8 @@ def _plan_config(options: dict[str, Any], min_sep: int | None) -> "PlanConfig":
     """
     from fedmf.privacy.config import PlanConfig
 
-    names = ("rounds", "cohort_size", "schema", "max_participations", "partitions")
-    values: dict[str, Any] = {name: options[name] for name in ("sampling", *names)}
+    option_names = ("rounds", "cohort_size", "schema", "max_participations", "partitions")
+    values: dict[str, Any] = {name: options[name] for name in ("sampling", *option_names)}
     # Only a plan with sampling takes a population as an option. Without sampling, training reads
     # the population from the data.
     if options["sampling"] is not None:
@@ -279,27 +281,29 @@ def _budget(config: "PlanConfig", options: dict[str, Any]) -> "Budget | None":
             "`mechanism` is missing: with --schema budget give the file that `fedmf fit --out` "
             "wrote"
         )
-    budget = fedmf.Budget.of(fedmf.load_mechanism(mechanism_file), config.participation())
+    participation_budget = fedmf.Budget.of(
+        fedmf.load_mechanism(mechanism_file), config.participation()
+    )
     if options["pace"] is None:
-        return budget
-    return dataclasses.replace(budget, pace=options["pace"])
+        return participation_budget
+    return dataclasses.replace(participation_budget, pace=options["pace"])
 
 
 def _for_people(values: dict[str, Any]) -> dict[str, Any]:
-    """Returns the values that a terminal shows: those by round are left out, and shares are in
+    """Returns the values that a terminal shows, which leave out values by round and have shares in
     percent.
 
     Extremes of a smaller simulated population are marked as simulated.
     """
     is_smaller = values["simulated_population"] != values["population"]
-    lines = {}
+    lines_by_name = {}
     for name, value in values.items():
         if name in _BY_ROUND:
             continue
         if is_smaller and name.startswith(_EXTREMES):
-            lines[f"{name}, simulated"] = value
+            lines_by_name[f"{name}, simulated"] = value
         else:
-            lines[name] = value
+            lines_by_name[name] = value
     client_shares: dict[str, float] = {}
     for num_participations, share in values["histogram"].items():
         row_name = f"with more than {_MAX_ROWS}"
@@ -308,4 +312,6 @@ def _for_people(values: dict[str, Any]) -> dict[str, Any]:
         client_shares[row_name] = client_shares.get(row_name, 0.0) + share
     for budget_share, share in values.get("spent", {}).items():
         client_shares[f"clients that spent {budget_share}"] = share
-    return lines | {row_name: f"{100 * share:.3g}%" for row_name, share in client_shares.items()}
+    return lines_by_name | {
+        row_name: f"{100 * share:.3g}%" for row_name, share in client_shares.items()
+    }

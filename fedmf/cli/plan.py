@@ -15,7 +15,7 @@ from fedmf.cli.values import COUNT, EXISTING_FILE, Gigabytes
 
 @click.group(cls=Group)
 def plan() -> None:
-    """Answer before training: who, bands, rate, noise.
+    """Answer questions before training (who, bands, rate, noise).
 
     \b
     Example:
@@ -52,10 +52,14 @@ def learning_rate(config_options: dict[str, Any], as_json: bool) -> None:
         config = plan_config(config_options)
         planned_run = config.plan()
         cohort_size = config.claimed_cohort or config.cohort_size
-        error = rule.effective_rmse(planned_run, config.fit_workload(), cohort_size=cohort_size)
-        rate = rule.predicted_learning_rate(error, clip_norm=planned_run.clip_norm, grid=None)
+        effective_error = rule.effective_rmse(
+            planned_run, config.fit_workload(), cohort_size=cohort_size
+        )
+        predicted_rate = rule.predicted_learning_rate(
+            effective_error, clip_norm=planned_run.clip_norm, grid=None
+        )
     extrapolations = rule.extrapolations(
-        error, rounds=planned_run.mechanism.rounds, clip_norm=planned_run.clip_norm
+        effective_error, rounds=planned_run.mechanism.rounds, clip_norm=planned_run.clip_norm
     )
     extrapolations_values: list[str] | str = extrapolations
     if not as_json:
@@ -66,10 +70,13 @@ def learning_rate(config_options: dict[str, Any], as_json: bool) -> None:
             "epsilon": planned_run.epsilon,
             "delta": planned_run.delta,
             "attack_risk": attack_risk(planned_run).values(),
-            "effective_rmse": error,
-            "predicted_rate": rate,
-            "learning_rate": rule.on_grid(rate),
-            "also_try": [rule.on_grid(rate, steps=-1), rule.on_grid(rate, steps=1)],
+            "effective_rmse": effective_error,
+            "predicted_rate": predicted_rate,
+            "learning_rate": rule.on_grid(predicted_rate),
+            "also_try": [
+                rule.on_grid(predicted_rate, steps=-1),
+                rule.on_grid(predicted_rate, steps=1),
+            ],
             "fitted_to": {
                 "task": rule.TASK,
                 "rounds": rule.ROUNDS,
@@ -105,25 +112,27 @@ def noise(mechanism_file: pathlib.Path, parameters: int, memory: int | None, as_
     from fedmf.noise.strategy import explain
 
     with arguments_checked():
-        stream = load_mechanism(mechanism_file).stream().causal()
-        folder = pathlib.Path.cwd()
-        host = host_strategies(stream, parameters, memory_bytes=memory, folder=folder)
-        graph = [graph_strategy(stream, parameters)]
+        noise_stream = load_mechanism(mechanism_file).stream().causal()
+        scratch_folder = pathlib.Path.cwd()
+        host_options = host_strategies(
+            noise_stream, parameters, memory_bytes=memory, folder=scratch_folder
+        )
+        graph_options = [graph_strategy(noise_stream, parameters)]
     if as_json:
-        values = {
-            "noise_strategies": [strategy.summary() for strategy in host],
-            "graph_noise_strategies": [strategy.summary() for strategy in graph],
+        strategy_values = {
+            "noise_strategies": [strategy.summary() for strategy in host_options],
+            "graph_noise_strategies": [strategy.summary() for strategy in graph_options],
         }
-        show(values, as_json)
+        show(strategy_values, as_json)
         return
     click.echo(
         f"Noise for {parameters:,} parameters, the choice first. Cost: of a round on average over "
         "the run, in draws of one\nvector of independent Gaussians of that size. Block: rounds "
         "computed at a time. State: vectors of model size between blocks.\n\n"
         "Precomputed by the host (fedmf train, federated.HostNoise):\n"
-        f"{explain(host)}\n\n"
+        f"{explain(host_options)}\n\n"
         "In the graph (the default of federated.dp_aggregator in other pipelines):\n"
-        f"{explain(graph)}"
+        f"{explain(graph_options)}"
     )
 
 

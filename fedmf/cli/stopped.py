@@ -1,4 +1,4 @@
-"""Error messages of a run that Ctrl-C, a full disk or bad arguments have stopped."""
+"""Error messages for runs that Ctrl-C, a full disk or invalid arguments have stopped."""
 
 import contextlib
 import errno
@@ -26,8 +26,8 @@ def training(out: pathlib.Path, *, resume: bool) -> Iterator[Callable[[], None]]
     """
     from fedmf.terminal.interrupts import Interrupted
 
-    # In the folder of another run, training refuses to begin and changes nothing. So no message
-    # about saved rounds is due there.
+    # If the folder has another run, training refuses to begin and changes nothing, so that there is
+    # no message about saved rounds.
     has_another_run = not resume and (out / "config.json").exists()
     has_begun = False
 
@@ -43,10 +43,10 @@ def training(out: pathlib.Path, *, resume: bool) -> Iterator[Callable[[], None]]
         raise Interrupted(f"interrupted: {_folder_state(out)}") from None
     except OSError as error:
         if error.errno in _FULL:
-            state_of_the_folder = "nothing in the folder has changed"
+            folder_state = "nothing in the folder has changed"
             if not has_another_run:
-                state_of_the_folder = _folder_state(out)
-            raise OSError(f"{one_line(error)}: make room; {state_of_the_folder}") from error
+                folder_state = _folder_state(out)
+            raise OSError(f"{one_line(error)}: make room; {folder_state}") from error
         if has_begun or not isinstance(error, FileNotFoundError):
             raise
         raise BadArgument(one_line(error)) from error

@@ -103,7 +103,7 @@ def sweep(
     config_options: dict[str, Any],
     as_json: bool,
 ) -> None:
-    """Train a task for combinations of options: a grid or a search.
+    """Train a task for a grid of options or a search over them.
 
     The same command again resumes the sweep where it stopped.
 
@@ -124,7 +124,7 @@ def sweep(
     smoothed_over = sweep_options.pop("smoothed_over")
     search_method = sweep_options.pop("search")
     num_trials = sweep_options.pop("trials")
-    space = None
+    search_space = None
     with arguments_checked():
         settings = _read_settings(config_file, varied, config_options)
         if sweep_options["noise_seed"] is None:
@@ -140,21 +140,25 @@ def sweep(
             )
         _check_search(search_method, num_trials, sweep_options["halving"], settings.ranges())
         if search_method:
-            space = search.Space(fixed=settings.fixed, varied=settings.varied)
-            configs = space.corners()
+            search_space = search.Space(fixed=settings.fixed, varied=settings.varied)
+            configs = search_space.corners()
         else:
             configs = grid.sweep_configs(settings.fixed, settings.lists())
         configs = sweep_folder.in_folder(out, configs)
     if dry_run:
-        show(_run_states(out, configs, space, num_trials), as_json)
+        show(_run_states(out, configs, search_space, num_trials), as_json)
         return
-    options = driver.SweepOptions(**sweep_options)
-    if space is not None:
-        result = search.run_search(out, space, num_trials, options, smoothed_over=smoothed_over)
+    train_options = driver.SweepOptions(**sweep_options)
+    if search_space is not None:
+        sweep_result = search.run_search(
+            out, search_space, num_trials, train_options, smoothed_over=smoothed_over
+        )
     else:
         with warnings_in_a_line():
-            result = driver.run_sweep(out, configs, options, smoothed_over=smoothed_over)
-    _print_result(result, as_json)
+            sweep_result = driver.run_sweep(
+                out, configs, train_options, smoothed_over=smoothed_over
+            )
+    _print_result(sweep_result, as_json)
 
 
 class _SweepSettings(NamedTuple):
@@ -232,9 +236,9 @@ def _run_states(
     if space is None:
         return {name: sweep_folder.state(out, name) for name in configs}
     assert num_trials is not None
-    trials = search.trials_in(out, space)
-    states: dict[str, Any] = {name: sweep_folder.state(out, name) for name in trials}
-    states["trials to ask for"] = max(0, num_trials - len(trials))
+    trial_by_name = search.trials_in(out, space)
+    states: dict[str, Any] = {name: sweep_folder.state(out, name) for name in trial_by_name}
+    states["trials to ask for"] = max(0, num_trials - len(trial_by_name))
     return states
 
 

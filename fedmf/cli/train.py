@@ -202,7 +202,7 @@ class _TrainSettings:
 
 
 def _train_settings(train_options: Mapping[str, Any], config: "TrainConfig") -> _TrainSettings:
-    """Returns the values of the options that are not part of the run's configuration.
+    """Returns the settings of a training command that are not part of the run's configuration.
 
     Raises:
       ValueError: for --data-on-workers without a cluster.
@@ -246,16 +246,16 @@ def _read_config(
     from fedmf import tasks
     from fedmf.runs.config import TrainConfig, read_config_file
 
-    values: dict[str, Any] = {}
+    config_fields: dict[str, Any] = {}
     if stored_config is not None:
-        values = read_config_file(stored_config)
-    values = merged(values, config_values(config_file))
-    values = merged(values, chosen_options(config_options))
-    tasks.check_separation_is_given(values)
+        config_fields = read_config_file(stored_config)
+    config_fields = merged(config_fields, config_values(config_file))
+    config_fields = merged(config_fields, chosen_options(config_options))
+    tasks.check_separation_is_given(config_fields)
     source_file = config_file or stored_config
     if source_file is None:
-        return tasks.completed(TrainConfig(**values))
-    return tasks.completed(TrainConfig.from_mapping(values, str(source_file)))
+        return tasks.completed(TrainConfig(**config_fields))
+    return tasks.completed(TrainConfig.from_mapping(config_fields, str(source_file)))
 
 
 def _result_values(trained_run: "TrainedRun", config: "TrainConfig") -> dict[str, Any]:
@@ -266,8 +266,8 @@ def _result_values(trained_run: "TrainedRun", config: "TrainConfig") -> dict[str
     from fedmf.runs.notes import figures_note
 
     values: dict[str, Any] = {"folder": str(trained_run.path)}
-    result = trained_run.result
-    if result is None:
+    run_result = trained_run.result
+    if run_result is None:
         values["rounds"] = trained_run.num_rounds()
         values["note"] = (
             "stopped: resume it with --resume; `fedmf audit` states the guarantee of the rounds so "
@@ -275,11 +275,11 @@ def _result_values(trained_run: "TrainedRun", config: "TrainConfig") -> dict[str
         )
         return values
     headline_metric = trained_run.plan["task"]["headline_metric"]
-    other_metrics = [name for name in result["validation"] if name != headline_metric]
+    other_metrics = [name for name in run_result["validation"] if name != headline_metric]
     for metric in (headline_metric, *other_metrics):
         for split in ("validation", "test"):
-            if result[split]:
-                values[f"{split} {metric}"] = result[split][metric]
+            if run_result[split]:
+                values[f"{split} {metric}"] = run_result[split][metric]
     values |= {"epsilon": trained_run.plan["epsilon"], "delta": trained_run.plan["delta"]}
     if trained_run.ended_after:
         values["ended"] = (
@@ -291,7 +291,7 @@ def _result_values(trained_run: "TrainedRun", config: "TrainConfig") -> dict[str
             f"{config.cohort_size} clients a round for a claimed cohort of {config.claimed_cohort}"
         )
     else:
-        values["achieved epsilon"] = result["achieved"]["epsilon"]
+        values["achieved epsilon"] = run_result["achieved"]["epsilon"]
     values["note"] = figures_note([trained_run])
     return values
 
@@ -305,8 +305,8 @@ def _tensorboard() -> "Callback":
 
 @contextlib.contextmanager
 def _dry_rounds_counted() -> Iterator[None]:
-    """Counts the warnings that too few clients were eligible, and prints one with the number of
-    rounds.
+    """Counts warnings of the block that too few clients were eligible, and prints one warning with
+    the number of rounds.
 
     Other warnings are printed at once, without the line of code.
     """

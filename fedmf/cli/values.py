@@ -19,7 +19,7 @@ from fedmf.cli.errors import BadArgument, arguments_checked, one_line, with_opti
 from fedmf.fields import MAX_COUNT, PATHS
 from fedmf.files import expanded
 
-# A noise seed has at most this many digits, since Python's int() refuses longer texts.
+# Largest number of digits of a noise seed, since Python's int() refuses longer texts.
 _MAX_SEED_DIGITS = 4000
 
 
@@ -115,7 +115,7 @@ class OneOf(click.Choice[str]):
 
     @property
     def choices(self) -> tuple[str, ...]:  # type: ignore[override]
-        """Names of the families or of the strategies."""
+        """Names of the mechanism families or of the noise strategies that can be chosen."""
         from fedmf.mechanisms.family import fitted_families
         from fedmf.noise.host_strategies import HOST_STRATEGIES
 
@@ -182,17 +182,17 @@ class OutputFile(Parsed):
         """Returns the path, or raises ValueError for another suffix or a path that cannot be
         written.
         """
-        path = expanded(text)
-        if path.suffix not in self.suffixes:
-            suffixes = " or ".join(self.suffixes)
+        output_path = expanded(text)
+        if output_path.suffix not in self.suffixes:
+            allowed_suffixes = " or ".join(self.suffixes)
             raise ValueError(
-                f"{text!r} does not end in {suffixes}: the suffix says what is written"
+                f"{text!r} does not end in {allowed_suffixes}: the suffix says what is written"
             )
-        # The path is tested by writing a temporary file, with a name like that of the temporary
-        # file in `write_atomically`.
-        trial_path = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
+        # Writing a temporary file beside the path, as `write_atomically` does, tests whether the
+        # path can be written.
+        trial_path = output_path.with_name(f".{output_path.name}.{secrets.token_hex(8)}.part")
         try:
-            if path.is_dir():
+            if output_path.is_dir():
                 raise ValueError(f"{text!r} is a folder: name a file")
             trial_path.touch(exist_ok=False)
             trial_path.unlink()
@@ -200,7 +200,7 @@ class OutputFile(Parsed):
             raise ValueError(
                 f"{text!r} cannot be written ({error.strerror}): choose another place"
             ) from error
-        return path
+        return output_path
 
 
 class Gigabytes(click.FloatRange):
@@ -220,12 +220,12 @@ class Gigabytes(click.FloatRange):
 
 
 class NoiseSeed(Parsed):
-    """Click type of the secret noise seed: a whole number, a file that holds one, or "os"."""
+    """Click type of the secret noise seed, which is a number, a file that holds it, or "os"."""
 
     name = "integer|os|@FILE"
 
     def suggestions(self, ctx: click.Context) -> Iterable[str]:
-        """Returns the only word that is a noise seed."""
+        """Returns "os", the only noise seed that is a word."""
         return ("os",)
 
     def parsed(self, text: str) -> int | str:
@@ -284,10 +284,10 @@ class ConfigField(Suggesting):
                 self._field.name, self._type.convert(value, param, ctx)
             )
         except (ValueError, TypeError) as error:
-            parameters = []
+            check_parameters = []
             if param is not None:
-                parameters.append(param)
-            raise BadArgument(with_option_names(one_line(error), parameters)) from error
+                check_parameters.append(param)
+            raise BadArgument(with_option_names(one_line(error), check_parameters)) from error
 
 
 class FamilyOption(Suggesting):
@@ -306,7 +306,9 @@ class FamilyOption(Suggesting):
         return choices or sorted({*itertools.chain(*self._choices_by_family.values())})
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Returns the value in the option's type. The mechanism family checks it later."""
+        """Returns the value of a mechanism family's option in the option's type. The mechanism
+        family checks it later.
+        """
         return self._type.convert(value, param, ctx)
 
 
@@ -334,7 +336,7 @@ class Listed(Suggesting):
         self._words = words
 
     def suggestions(self, ctx: click.Context) -> Iterable[str]:
-        """Returns the words that a single value can be."""
+        """Returns the suggestions for a single value of the list."""
         return self._words()
 
     def shell_complete(
@@ -342,8 +344,8 @@ class Listed(Suggesting):
     ) -> list[CompletionItem]:
         """Returns completions of the last value, each preceded by the values before it."""
         earlier_values, comma, _ = incomplete.rpartition(",")
-        words = [f"{earlier_values}{comma}{word}" for word in self._words()]
-        return completions(words, incomplete)
+        completed_words = [f"{earlier_values}{comma}{word}" for word in self._words()]
+        return completions(completed_words, incomplete)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Splits a text at commas, and returns the list of converted values."""
@@ -358,8 +360,8 @@ class TaskOption(Parsed):
     name = "name=value"
 
     def suggestions(self, ctx: click.Context) -> Iterable[str]:
-        """Returns options of a built-in task. Another task is not asked, since it may import
-        TensorFlow.
+        """Returns the option names of a built-in task. Another task is not asked, since it may
+        import TensorFlow.
         """
         from fedmf import tasks
 
@@ -369,8 +371,8 @@ class TaskOption(Parsed):
         options_class = tasks.options_class(task_name)
         if options_class is None:
             return []
-        names = [field.name for field in dataclasses.fields(options_class)]
-        return [f"{name.replace('_', '-')}=" for name in names if name != "data"]
+        option_names = [field.name for field in dataclasses.fields(options_class)]
+        return [f"{name.replace('_', '-')}=" for name in option_names if name != "data"]
 
     def parsed(self, text: str) -> tuple[str, str]:
         """Returns the option's name and its value."""

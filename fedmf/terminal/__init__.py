@@ -1,1 +1,3 @@
-"""Terminal support: progress bars, output that survives a lost reader, and Ctrl-C as a flag."""
+"""Terminal support for commands, such as progress bars, output that survives a lost reader, and
+Ctrl-C as a flag.
+"""

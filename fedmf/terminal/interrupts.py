@@ -28,8 +28,8 @@ _deferring = 0
 
 @contextlib.contextmanager
 def handled(*numbers: int) -> Iterator[None]:
-    """Raises KeyboardInterrupt in the block when one of these signals arrives; within `deferred` it
-    only sets a flag.
+    """Raises KeyboardInterrupt in the block when a signal that ends the process arrives. Within
+    `deferred` the signal only sets a flag.
 
     A second Ctrl-C raises at once in either block. A signal that is ignored, as by nohup, or that
     has another handler keeps it. Outside the main thread nothing is handled.
@@ -51,8 +51,8 @@ def handled(*numbers: int) -> Iterator[None]:
         _received.append(number)
         if is_first:
             _leave_lost_terminals(terminals)
-        # Only a second Ctrl-C interrupts at once. A second SIGHUP is ignored, because a lost
-        # terminal sends SIGHUP twice, once through its shell.
+        # A second Ctrl-C interrupts at once. A second SIGHUP is ignored, because a lost terminal
+        # sends SIGHUP twice, once through its shell.
         if (is_first and not _deferring) or (not is_first and number == signal.SIGINT):
             raise KeyboardInterrupt
 
@@ -65,8 +65,8 @@ def handled(*numbers: int) -> Iterator[None]:
         yield
     finally:
         _blocks -= 1
-        # After a signal has arrived the process is ending, and its other handlers stay in place so
-        # that a second SIGTERM cannot cut that short.
+        # After a signal has arrived, the handlers stay in place, so that a second SIGTERM cannot
+        # interrupt the end of the process.
         for number, handler in previous_handlers.items():
             if number == signal.SIGINT or not _received:
                 signal.signal(number, handler)
@@ -106,6 +106,6 @@ def _leave_lost_terminals(terminals: list[int]) -> None:
     """Discards output to a lost terminal, where writing would fail before the run is saved."""
     for descriptor in terminals:
         if not os.isatty(descriptor):
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, descriptor)
-            os.close(nowhere)
+            null_descriptor = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null_descriptor, descriptor)
+            os.close(null_descriptor)

@@ -1,5 +1,5 @@
-"""Standard output and standard error after a write error, such as a full disk or a pipe without a
-reader.
+"""Handling of standard output and standard error after a write error, for example if the disk is
+full or a pipe has no reader.
 
 A pipe loses its reader under `| head`.
 """
@@ -28,7 +28,9 @@ def is_lost_reader(error: BaseException) -> bool:
 
 @contextlib.contextmanager
 def cleared_on_error() -> Iterator[None]:
-    """Clears the terminal's line if the block raises, so that the error has a line of its own."""
+    """Clears the terminal's current line if the block raises an error, so that the error message
+    begins on an empty line.
+    """
     try:
         yield
     except BaseException:
@@ -40,7 +42,8 @@ def cleared_on_error() -> Iterator[None]:
 
 
 def flush() -> OSError | None:
-    """Flushes both standard streams, and returns the first error.
+    """Flushes standard output and standard error, and returns the first error, or None if there was
+    none.
 
     After an error the rest of the output is discarded. The interpreter would otherwise try again
     when it exits, and print a traceback.
@@ -59,13 +62,13 @@ def flush() -> OSError | None:
 
 def _is_abandoned(descriptor: int) -> bool:
     """Returns whether a descriptor is a pipe without a reader."""
-    poll = select.poll()
-    poll.register(descriptor, select.POLLOUT)
-    return any(events & select.POLLERR for _, events in poll.poll(0))
+    poll_object = select.poll()
+    poll_object.register(descriptor, select.POLLOUT)
+    return any(events & select.POLLERR for _, events in poll_object.poll(0))
 
 
 def _discard(descriptor: int) -> None:
     """Discards everything that is written to a descriptor from now on."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, descriptor)
-    os.close(nowhere)
+    null_descriptor = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null_descriptor, descriptor)
+    os.close(null_descriptor)

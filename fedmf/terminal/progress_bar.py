@@ -73,8 +73,10 @@ def elapsed(description: str, *, disable: bool = False, delay: float = 3.0) -> I
             return
         import tqdm
 
-        line = "{desc} [{elapsed}]"
-        with tqdm.tqdm(desc=description, bar_format=line, leave=False, **_shape()) as time_bar:
+        bar_format = "{desc} [{elapsed}]"
+        with tqdm.tqdm(
+            desc=description, bar_format=bar_format, leave=False, **_shape()
+        ) as time_bar:
             _refresh(time_bar, is_done, threading.Event())
 
     with _in_background(show_time, is_done):
@@ -94,13 +96,14 @@ def refreshed(progress_bar: Any) -> Iterator[None]:
             yield
     finally:
         if is_drawn.is_set():
-            # tqdm does not know that the other thread has drawn the bar, and would leave its line.
+            # tqdm does not know that the redrawing thread has drawn the bar, and would not clear
+            # its line.
             progress_bar.clear()
 
 
 def _refresh(progress_bar: Any, is_done: threading.Event, is_drawn: threading.Event) -> None:
-    """Redraws a bar until `is_done` is set: every second on a terminal, every ten seconds
-    elsewhere.
+    """Redraws a progress bar until `is_done` is set, every second on a terminal and every ten
+    seconds elsewhere.
     """
     interval_seconds = 10.0
     if sys.stderr.isatty():
@@ -115,23 +118,23 @@ def _refresh(progress_bar: Any, is_done: threading.Event, is_drawn: threading.Ev
 @contextlib.contextmanager
 def _in_background(work: Callable[[], None], is_done: threading.Event) -> Iterator[None]:
     """Runs `work` in a thread during the block, and sets `is_done` at the block's end."""
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
+    work_thread = threading.Thread(target=work, daemon=True)
+    work_thread.start()
     try:
         yield
     finally:
         is_done.set()
-        thread.join()
+        work_thread.join()
 
 
 def _shape() -> dict[str, Any]:
-    """Returns the tqdm arguments that fit a bar into the terminal."""
+    """Returns the tqdm arguments that fit a progress bar into the terminal."""
     try:
         terminal_size = os.get_terminal_size(sys.stderr.fileno())
     except (OSError, ValueError, AttributeError):
-        # Standard error is no terminal, or no file at all.
+        # Standard error is not a terminal, or not a file at all.
         return {}
     if all(terminal_size):
         return {"dynamic_ncols": True}
-    # A terminal of unset size reports 0, and tqdm would draw nothing.
+    # A terminal whose size is not set reports width 0, for which tqdm would draw nothing.
     return {"ncols": 100, "nrows": 24}
