@@ -42,8 +42,8 @@ ENTRY_POINTS = "fedmf.tasks"
 
 
 def available() -> dict[str, str]:
-    """Returns a mapping from the name of each shipped or installed task to its
-    package.module:function.
+    """Returns the function that makes each shipped or installed task, as package.module:function by
+    the task's name.
     """
     entry_points = importlib.metadata.entry_points(group=ENTRY_POINTS)
     return {entry_point.name: entry_point.value for entry_point in entry_points} | TASKS
@@ -66,23 +66,23 @@ def task_function(name: str) -> Callable[..., "Task"]:
             "as package.module:function"
         )
     if os.getcwd() not in sys.path:
-        # The current folder is added at the end of the module search path, so that its modules
-        # shadow no installed ones.
+        # The current folder is added at the end of the module search path, so that its modules do
+        # not shadow installed ones.
         sys.path.append(os.getcwd())
     try:
         if ":" in name and importlib.util.find_spec(name.partition(":")[0].partition(".")[0]):
             _import_tensorflow_quietly()
-        function = pkgutil.resolve_name(function_path)
+        task_builder = pkgutil.resolve_name(function_path)
     except Exception as error:
         raise ValueError(
             f"task={name!r} cannot be imported ({type(error).__name__}: {error}): name a function "
             "as package.module:function"
         ) from error
-    if not callable(function):
+    if not callable(task_builder):
         raise ValueError(
-            f"task={name!r} is a {type(function).__name__}: name a function that returns a Task"
+            f"task={name!r} is a {type(task_builder).__name__}: name a function that returns a Task"
         )
-    return function
+    return task_builder
 
 
 def _import_tensorflow_quietly() -> None:
@@ -99,27 +99,28 @@ def options_class(name: str) -> type[Any] | None:
     Raises:
       ValueError: as `task_function` does.
     """
-    function = task_function(name)
-    parameters = list(inspect.signature(function).parameters.values())
-    annotation = parameters[0].annotation if parameters else None
+    task_builder = task_function(name)
+    function_parameters = list(inspect.signature(task_builder).parameters.values())
+    options_annotation = function_parameters[0].annotation if function_parameters else None
     # With `from __future__ import annotations`, an annotation is a text, here the name of a class.
-    if isinstance(annotation, str):
-        annotation = getattr(function, "__globals__", {}).get(annotation)
-    is_class = isinstance(annotation, type) and dataclasses.is_dataclass(annotation)
-    return annotation if is_class else None
+    if isinstance(options_annotation, str):
+        options_annotation = getattr(task_builder, "__globals__", {}).get(options_annotation)
+    is_class = isinstance(options_annotation, type) and dataclasses.is_dataclass(options_annotation)
+    return options_annotation if is_class else None
 
 
 def completed(config: "TrainConfig") -> "TrainConfig":
-    """Returns the configuration with its task named and every option of the task filled in.
+    """Returns a configuration after filling in the default task and the defaults of the task's
+    options.
 
     Raises:
       ValueError: no such task or option, or a value that the option does not take.
     """
-    name = config.task or DEFAULT
-    options = _task_options(name, config)
-    option_values = {} if options is None else dataclasses.asdict(options)
+    task_name = config.task or DEFAULT
+    task_options = _task_options(task_name, config)
+    option_values = {} if task_options is None else dataclasses.asdict(task_options)
     option_values.pop("data", None)
-    return dataclasses.replace(config, task=name, task_options=option_values)
+    return dataclasses.replace(config, task=task_name, task_options=option_values)
 
 
 def check_separation_is_given(values: Mapping[str, Any]) -> None:
@@ -136,15 +137,19 @@ def check_separation_is_given(values: Mapping[str, Any]) -> None:
     """
     from fedmf.runs.config import TrainConfig
 
-    schema = values.get("schema") or TrainConfig.schema
+    schema_name = values.get("schema") or TrainConfig.schema
     is_given = values.get("min_sep") is not None or values.get("sampling") is not None
-    if is_given or schema not in tuple(SCHEMAS) or "min_sep" not in SCHEMAS[schema].settings:
+    if (
+        is_given
+        or schema_name not in tuple(SCHEMAS)
+        or "min_sep" not in SCHEMAS[schema_name].settings
+    ):
         return
     try:
         config = completed(TrainConfig.from_mapping({**values, "min_sep": 1}, "the run"))
         num_clients = len(task_from_config(config, progress=False).client_ids)
-    # Any error is ignored, because training raises the same error later, after errors that matter
-    # more.
+    # Errors are ignored here, because training raises the same error later, after more important
+    # ones.
     except Exception:
         return
     check_separation(
@@ -152,7 +157,7 @@ def check_separation_is_given(values: Mapping[str, Any]) -> None:
         population=num_clients + config.canaries,
         cohort_size=config.cohort_size,
         rounds=config.rounds,
-        schema=schema,
+        schema=schema_name,
     )
 
 
@@ -162,48 +167,54 @@ def _task_options(name: str, config: "TrainConfig") -> Any:
     if options_type is None:
         _refuse_options(name, config)
         return None
-    fields = {field.name: field for field in dataclasses.fields(options_type)}
-    values = {option.replace("-", "_"): value for option, value in config.task_options.items()}
+    field_by_name = {field.name: field for field in dataclasses.fields(options_type)}
+    value_by_option = {
+        option.replace("-", "_"): value for option, value in config.task_options.items()
+    }
     if config.data is not None:
-        if "data" not in fields:
+        if "data" not in field_by_name:
             raise ValueError(f"data={config.data!r}: the task {name} reads no data, leave it out")
-        values["data"] = config.data
-    for option in values:
-        if option not in fields:
-            hint = did_you_mean(_spelled(option), map(_spelled, fields), "its options are")
-            raise ValueError(
-                f"`task_option` {_spelled(option)!r} is none of the task {name}: {hint}"
+        value_by_option["data"] = config.data
+    for option in value_by_option:
+        if option not in field_by_name:
+            option_hint = did_you_mean(
+                _spelled(option), map(_spelled, field_by_name), "its options are"
             )
-        if values[option] == "none":
-            annotation = typing.get_type_hints(options_type)[option]
-            if types.NoneType in typing.get_args(annotation):
-                values[option] = None
+            raise ValueError(
+                f"`task_option` {_spelled(option)!r} is none of the task {name}: {option_hint}"
+            )
+        if value_by_option[option] == "none":
+            option_type = typing.get_type_hints(options_type)[option]
+            if types.NoneType in typing.get_args(option_type):
+                value_by_option[option] = None
     try:
-        return msgspec.convert(values, options_type, strict=False)
+        return msgspec.convert(value_by_option, options_type, strict=False)
     except msgspec.ValidationError as error:
-        message = _option_message(str(error), values, list(fields))
-        raise ValueError(f"`task_option` {message}") from error
+        error_message = _option_message(str(error), value_by_option, list(field_by_name))
+        raise ValueError(f"`task_option` {error_message}") from error
 
 
 def _refuse_options(name: str, config: "TrainConfig") -> None:
     """Raises an error if a configuration has options for a task that takes none."""
-    options = list(config.task_options)
+    option_names = list(config.task_options)
     if config.data is not None:
-        options.append("data")
-    if options:
+        option_names.append("data")
+    if option_names:
         raise ValueError(
-            f"`task_option` {options[0]!r}: the task {name} has no options, leave it out"
+            f"`task_option` {option_names[0]!r}: the task {name} has no options, leave it out"
         )
 
 
 def _option_message(message: str, values: Mapping[str, Any], options: list[str]) -> str:
-    """Returns an error message of msgspec with the option's name and value in front."""
+    """Returns an error message of msgspec after adding the option's name and value at its
+    beginning.
+    """
     # msgspec puts the field's name at the end: "Expected `int`, got `str` - at `$.clients`".
-    sentence, _, field = re.sub(r" - at `\$`$", "", message).partition(" - at `$.")
-    option = field.rstrip("`")
-    if option:
-        sentence = f"{option}={values[option]!r}: {sentence}"
-    return re.sub(rf"\b({'|'.join(options)})\b", lambda match: _spelled(match[0]), sentence)
+    full_sentence, _, field = re.sub(r" - at `\$`$", "", message).partition(" - at `$.")
+    option_name = field.rstrip("`")
+    if option_name:
+        full_sentence = f"{option_name}={values[option_name]!r}: {full_sentence}"
+    return re.sub(rf"\b({'|'.join(options)})\b", lambda match: _spelled(match[0]), full_sentence)
 
 
 def task_of_run(
@@ -251,11 +262,11 @@ def task_of_run(
         )
     if data is None or run_task.data_version == run.data_version:
         return run_task
-    options = _task_options(config.task or DEFAULT, config)
-    if not hasattr(options, "on_data"):
+    old_options = _task_options(config.task or DEFAULT, config)
+    if not hasattr(old_options, "on_data"):
         return run_task
-    values = dataclasses.asdict(options.on_data(data))
-    config = dataclasses.replace(config, data=values.pop("data"), task_options=values)
+    option_values = dataclasses.asdict(old_options.on_data(data))
+    config = dataclasses.replace(config, data=option_values.pop("data"), task_options=option_values)
     return task_from_config(config, progress=progress)
 
 
@@ -276,28 +287,28 @@ def task_from_config(config: "TrainConfig", *, progress: bool = True) -> "Task":
     from fedmf.training.examples import errors_of
     from fedmf.training.task import Task
 
-    name = config.task or DEFAULT
-    function = task_function(name)
-    options = _task_options(name, config)
-    arguments = [] if options is None else [options]
-    signature = inspect.signature(function)
-    keywords = {"progress": progress} if "progress" in signature.parameters else {}
+    task_name = config.task or DEFAULT
+    task_builder = task_function(task_name)
+    task_options = _task_options(task_name, config)
+    builder_arguments = [] if task_options is None else [task_options]
+    builder_signature = inspect.signature(task_builder)
+    builder_keywords = {"progress": progress} if "progress" in builder_signature.parameters else {}
     try:
-        signature.bind(*arguments, **keywords)
+        builder_signature.bind(*builder_arguments, **builder_keywords)
     except TypeError as error:
         raise ValueError(
-            f"task={name!r} cannot be called ({error}): give its first parameter a frozen "
+            f"task={task_name!r} cannot be called ({error}): give its first parameter a frozen "
             "dataclass of options as its type, and no other parameter without a default"
         ) from error
-    if name in TASKS:
-        # This import loads TensorFlow without its log messages. If TensorFlow is missing, an error
-        # says how to install it.
+    if task_name in TASKS:
+        # Importing `fedmf.federated` loads TensorFlow without its log messages. If TensorFlow is
+        # missing, the error says how to install it.
         import fedmf.federated  # noqa: F401
-    with errors_of(f"task={name!r}"):
-        task = function(*arguments, **keywords)
-    if not isinstance(task, Task):
+    with errors_of(f"task={task_name!r}"):
+        built_task = task_builder(*builder_arguments, **builder_keywords)
+    if not isinstance(built_task, Task):
         raise TypeError(
-            f"task={name!r} returns a {type(task).__name__}: return a fedmf.federated.Task or a "
-            "fedmf.training.Task"
+            f"task={task_name!r} returns a {type(built_task).__name__}: return a "
+            "fedmf.federated.Task or a fedmf.training.Task"
         )
-    return task
+    return built_task

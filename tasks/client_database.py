@@ -54,8 +54,8 @@ class ClientDatabase:
                 "read"
             ) from None
         for table, required_columns in _COLUMNS.items():
-            columns = {row[1] for row in self.rows(f"PRAGMA table_info({table})")}
-            missing_columns = [column for column in required_columns if column not in columns]
+            table_columns = {row[1] for row in self.rows(f"PRAGMA table_info({table})")}
+            missing_columns = [column for column in required_columns if column not in table_columns]
             if missing_columns:
                 raise ValueError(
                     f"{self.path} has no column {missing_columns[0]!r} in a table {table!r}, so it "
@@ -70,25 +70,25 @@ class ClientDatabase:
     def _check_header(self) -> None:
         """Raises an error if the file is not SQLite, is truncated, or uses a write-ahead log."""
         file_size = self.path.stat().st_size
-        header = self._header()
-        if not header.startswith(b"SQLite format 3\0"[: len(header)]):
+        header_bytes = self._header()
+        if not header_bytes.startswith(b"SQLite format 3\0"[: len(header_bytes)]):
             is_packed = self.path.suffix == ".lzma"
-            hint = "the packed download; unpack it with `unlzma`" if is_packed else self.hint
-            raise ValueError(f"{self.path} is not a SQLite file: {hint}")
-        least_size = _least_file_size(header)
+            file_hint = "the packed download; unpack it with `unlzma`" if is_packed else self.hint
+            raise ValueError(f"{self.path} is not a SQLite file: {file_hint}")
+        least_size = _least_file_size(header_bytes)
         if file_size < least_size:
             raise ValueError(
                 f"{self.path} is truncated ({file_size} bytes of {least_size}): {self.hint}"
             )
         # If the path is a symbolic link, SQLite keeps the write-ahead log beside the file that the
         # link leads to, and not beside the link.
-        log = self.path.resolve().with_name(f"{self.path.resolve().name}-wal")
-        # With a write-ahead log, the newest rows are in the log and not in the file. The file's
-        # digest, which a resumed run compares, would not change with them.
-        if 2 in header[18:20] or (log.exists() and log.stat().st_size):
+        log_path = self.path.resolve().with_name(f"{self.path.resolve().name}-wal")
+        # With a write-ahead log, the newest rows are not in the file, so the file's digest, which a
+        # resumed run compares, would miss changes of them.
+        if 2 in header_bytes[18:20] or (log_path.exists() and log_path.stat().st_size):
             raise ValueError(
                 f"{self.path} is in SQLite's write-ahead mode, in which changes lie beside it, in "
-                f"{log.name}: close its writer and run `PRAGMA journal_mode=DELETE` on it"
+                f"{log_path.name}: close its writer and run `PRAGMA journal_mode=DELETE` on it"
             )
 
     @contextlib.contextmanager
@@ -105,14 +105,14 @@ class ClientDatabase:
             raise ValueError(f"{self.path} cannot be read ({error}): {self.hint}") from None
 
     def rows(self, query: str, *arguments: object) -> Iterator[Any]:
-        """Yields the rows that a query returns, over a connection of its own."""
+        """Yields the rows that a query returns, using a new connection."""
         with self.connection() as connection:
             yield from connection.execute(query, arguments)
 
     @property
     def application_id(self) -> int:
-        """SQLite application id: `SYNTHETIC` or `IMPORTED` of `fedmf.tasks.data_file`, or 0 for
-        TFF's own files.
+        """SQLite application id, which is `SYNTHETIC` or `IMPORTED` of `fedmf.tasks.data_file`, or
+        0 for TFF's own files.
         """
         [(number,)] = self.rows("PRAGMA application_id")
         return int(number)
@@ -168,7 +168,7 @@ class ClientDatabase:
                 yield client_id, number, self.blob(record)
 
     def records_at(self, numbers: Sequence[int]) -> list[bytes]:
-        """Returns the serialized examples with these row numbers."""
+        """Returns the serialized examples in the rows with these numbers."""
         query = "SELECT serialized_example_proto FROM examples WHERE rowid = ?"
         with self.connection() as connection:
             database_rows = (connection.execute(query, (number,)).fetchone() for number in numbers)
@@ -185,11 +185,11 @@ class ClientDatabase:
 
 
 def quantiles(sizes: Sequence[int]) -> dict[str, float]:
-    """Returns the smallest and largest number of examples of a client, and three quantiles
-    between.
+    """Returns the smallest and the largest number of examples of a client, and three quantiles
+    between them.
     """
-    levels = {"min": 0.0, "10%": 0.1, "median": 0.5, "90%": 0.9, "max": 1.0}
-    return {name: float(np.quantile(sizes, level)) for name, level in levels.items()}
+    level_by_name = {"min": 0.0, "10%": 0.1, "median": 0.5, "90%": 0.9, "max": 1.0}
+    return {name: float(np.quantile(sizes, level)) for name, level in level_by_name.items()}
 
 
 def _least_file_size(header: bytes) -> int:

@@ -24,7 +24,7 @@ def check_new(path: pathlib.Path, *, overwrite: bool) -> None:
 
 
 def unwritable(path: pathlib.Path, error: OSError) -> ValueError:
-    """Returns the error to raise if a file cannot be written."""
+    """Returns an error that says that a file cannot be written."""
     return ValueError(
         f"cannot write {path}: {error.strerror or error}; choose a folder that "
         "exists and is writable"
@@ -75,7 +75,7 @@ def create(
             """
         )
         yield connection
-        # This index serves both queries of TFF's loader: by client, and by client and split.
+        # This index serves both queries of TFF's loader, by client, and by client and split.
         connection.execute("CREATE INDEX index_examples_client ON examples (client_id, split_name)")
         connection.execute(
             "CREATE INDEX index_metadata_split ON client_metadata (split_name, client_id)"
@@ -100,12 +100,12 @@ def scratch_folder(path: pathlib.Path) -> Iterator[pathlib.Path]:
 
     Use it inside `create`: its next call removes the folders of killed processes.
     """
-    folder = path.with_name(f".{path.name}.scratch.{os.getpid()}.partial")
+    scratch_path = path.with_name(f".{path.name}.scratch.{os.getpid()}.partial")
     try:
-        make_folder(folder)
-        yield folder
+        make_folder(scratch_path)
+        yield scratch_path
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(scratch_path, ignore_errors=True)
 
 
 def write_client(
@@ -128,12 +128,12 @@ def write_client(
 
 
 def _remove_partial_files(path: pathlib.Path) -> None:
-    """Removes partial files of the same file whose writers were killed, but not those of running
-    writers.
+    """Removes partial files of a data file whose writing processes were killed, but not those of
+    running processes.
     """
-    prefix = f".{path.name}."
+    partial_prefix = f".{path.name}."
     for partial in path.parent.iterdir():
-        if not (partial.name.startswith(prefix) and partial.name.endswith(".partial")):
+        if not (partial.name.startswith(partial_prefix) and partial.name.endswith(".partial")):
             continue
         writer_pid = partial.name.split(".")[-2]
         try:

@@ -15,8 +15,8 @@ _SQLITE = b"SQLite format 3\0"
 
 
 def describe_file(path: str | os.PathLike[str] | None = None) -> dict[str, Any]:
-    """Describes a data file as values for JSON: its task, origin, sizes and the content of a
-    sample.
+    """Describes a data file by its task, origin, sizes and the content of a sample, as values for
+    JSON.
 
     Args:
       path: the file; None for the StackOverflow file in TFF's own cache.

@@ -49,16 +49,16 @@ def encode_example(features: Mapping[str, Feature]) -> bytes:
 
     The same features give the same bytes.
     """
-    example = _Example()
+    example_message = _Example()
     for name, value in features.items():
-        feature = example.features.feature[name]
+        feature_message = example_message.features.feature[name]
         if isinstance(value, np.ndarray):
-            feature.float_list.value = np.ascontiguousarray(value, "<f4").tobytes()
+            feature_message.float_list.value = np.ascontiguousarray(value, "<f4").tobytes()
         elif isinstance(value, int):
-            feature.int64_list.value.append(value)
+            feature_message.int64_list.value.append(value)
         else:
-            feature.bytes_list.value.append(value)
-    return bytes(example.SerializeToString(deterministic=True))
+            feature_message.bytes_list.value.append(value)
+    return bytes(example_message.SerializeToString(deterministic=True))
 
 
 def text_of(serialized: bytes, name: str) -> bytes:
@@ -85,15 +85,15 @@ def decode_example(serialized: bytes) -> dict[str, Feature]:
       ValueError: the bytes are not a tf.train.Example.
     """
     try:
-        features = _Example.FromString(serialized).features.feature
+        feature_messages = _Example.FromString(serialized).features.feature
         decoded: dict[str, Feature] = {}
-        for name, feature in features.items():
+        for name, feature in feature_messages.items():
             if feature.float_list.value:
                 decoded[name] = np.frombuffer(feature.float_list.value, "<f4")
                 continue
-            values = (*feature.bytes_list.value, *feature.int64_list.value)
-            if values:
-                decoded[name] = values[0]
+            feature_values = (*feature.bytes_list.value, *feature.int64_list.value)
+            if feature_values:
+                decoded[name] = feature_values[0]
     except (message.DecodeError, TypeError, ValueError) as error:
         raise ValueError(_broken(serialized, error)) from None
     return decoded

@@ -25,8 +25,8 @@ class SyntheticClients:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PartitionOptions(fields.Checked):
-    """Options of a task whose examples can be partitioned. Commands have an option for each of
-    them.
+    """Options of a task whose examples can be partitioned among synthetic clients. Commands have an
+    option for each of them.
 
     Raises:
       TypeError, ValueError: naming the option, its value and what to do instead.
@@ -67,14 +67,18 @@ class PartitionOptions(fields.Checked):
         """
         assert self.partition is not None
         assert self.clients is not None
-        owners = partition.assign_clients(self.partition, labels, self.clients, self.partition_seed)
-        order = np.argsort(owners, kind="stable")
-        starts = np.searchsorted(owners[order], np.arange(1, self.clients))
-        indices_by_client = np.split(order, starts)
+        client_of_example = partition.assign_clients(
+            self.partition, labels, self.clients, self.partition_seed
+        )
+        order_by_client = np.argsort(client_of_example, kind="stable")
+        client_starts = np.searchsorted(
+            client_of_example[order_by_client], np.arange(1, self.clients)
+        )
+        indices_by_client = np.split(order_by_client, client_starts)
         num_digits = len(str(self.clients - 1))
         return SyntheticClients(
             indices={f"{i:0{num_digits}d}": indices for i, indices in enumerate(indices_by_client)},
-            version=hashlib.sha256(owners.astype("<i8").tobytes()).hexdigest()[:16],
+            version=hashlib.sha256(client_of_example.astype("<i8").tobytes()).hexdigest()[:16],
             description=f"{self.clients} synthetic clients by {self.partition} "
             f"(seed {self.partition_seed}) of {pool}",
         )

@@ -1,5 +1,5 @@
-"""Generator of synthetic images for every task on images: a figure at a random place, with colours
-and noise.
+"""Generator of synthetic images for every task on images, each of which shows a figure at a random
+place, with colours and noise.
 
 A task says what its figures look like, and draws what is random about them (`Scene`). Placing the
 figures and colouring the pixels is then the same for all tasks.
@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-# One value for each image, of shape (m, 1, 1) for m images, or one value for all images.
+# The type of one value for each of m images, of shape (m, 1, 1), or of one value for all images.
 PerImage = np.ndarray | float
 
 
@@ -58,9 +58,9 @@ class Placement:
 
         Both have shape (m, side, side), with the figure's centre at (0, 0).
         """
-        steps = pixel_steps(side)
-        column = steps[None, None, :] - self.right
-        row = steps[None, :, None] - self.down
+        axis_positions = pixel_steps(side)
+        column = axis_positions[None, None, :] - self.right
+        row = axis_positions[None, :, None] - self.down
         if self.wobbles is not None:
             wobble_right, wobble_down = self.wobbles
             wobbly_column = column + wobble_right.displacement(row)
@@ -73,7 +73,7 @@ class Placement:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Scene:
-    """Everything that decides the pixels of m images of one task, drawn before they are coloured.
+    """The random numbers and functions that determine the pixels of m images of a task.
 
     Attributes:
       side: height and width of an image, in pixels.
@@ -109,8 +109,10 @@ def pixel_steps(side: int) -> np.ndarray:
 def draw_images(scene: Scene) -> np.ndarray:
     """Draws the images of a scene as uint8 (m, side, side, channels)."""
     x, y = scene.placement.points(scene.side)
-    coverage = scene.coverage(x, y)[..., None]
-    colours = coverage * scene.figure_colour + (1 - coverage) * scene.ground_colour
-    shaded = colours.astype(scene.dtype) + np.asarray(scene.shade).astype(scene.dtype)
-    pixels = shaded + scene.noise(coverage)
+    figure_coverage = scene.coverage(x, y)[..., None]
+    mixed_colours = (
+        figure_coverage * scene.figure_colour + (1 - figure_coverage) * scene.ground_colour
+    )
+    shaded = mixed_colours.astype(scene.dtype) + np.asarray(scene.shade).astype(scene.dtype)
+    pixels = shaded + scene.noise(figure_coverage)
     return np.round(255 * np.clip(pixels, 0, 1)).astype(np.uint8)

@@ -1,5 +1,5 @@
-"""CIFAR-10 task, where each client holds one image: data file, synthetic substitute, networks and
-task.
+"""CIFAR-10 task, where each client holds one image. The package has the reader of the data file, a
+synthetic substitute, the networks and the task.
 """
 
 from typing import TYPE_CHECKING

@@ -82,7 +82,7 @@ _PICKLE_ERRORS = (
 
 @dataclasses.dataclass(frozen=True)
 class Images:
-    """Images and labels of an archive.
+    """Images and labels of a CIFAR-10 archive.
 
     Attributes:
       x: training images, uint8 (m, 32, 32, 3), red, green, blue.
@@ -105,14 +105,15 @@ class Images:
     @property
     def version(self) -> str:
         """Digest of the images and labels, which identifies the data."""
-        digest = hashlib.sha256()
+        image_digest = hashlib.sha256()
         for array in (self.x, self.y, self.x_test, self.y_test):
-            digest.update(np.ascontiguousarray(array).data)
-        return digest.hexdigest()[:16]
+            image_digest.update(np.ascontiguousarray(array).data)
+        return image_digest.hexdigest()[:16]
 
 
 def load_images(path: str | os.PathLike[str] | None = None) -> Images:
-    """Reads the images of an archive. The path None means the file that Keras's load_data keeps.
+    """Reads the images of a CIFAR-10 archive. The path None means the file that Keras's load_data
+    keeps.
 
     Nothing is downloaded, unpacked or run.
 
@@ -120,24 +121,25 @@ def load_images(path: str | os.PathLike[str] | None = None) -> Images:
       FileNotFoundError: no such file; the message says what to put where.
       ValueError: the archive is damaged or of another kind.
     """
-    archive = expanded(f"~/.keras/datasets/{FOLDER}.tar.gz" if path is None else path)
-    if not archive.exists():
-        raise FileNotFoundError(f"there is no file {archive}: {_HINT}")
-    members = _members(archive)
+    archive_path = expanded(f"~/.keras/datasets/{FOLDER}.tar.gz" if path is None else path)
+    if not archive_path.exists():
+        raise FileNotFoundError(f"there is no file {archive_path}: {_HINT}")
+    content_of_members = _members(archive_path)
     content_by_name = {
-        name: _unpickled(archive, name, content) for name, content in members.items()
+        name: _unpickled(archive_path, name, content)
+        for name, content in content_of_members.items()
     }
-    names = content_by_name[META].get(b"label_names")
-    if not isinstance(names, list) or [type(name) for name in names] != [bytes] * 10:
-        raise ValueError(f"{archive}: {META} has no ten label names: {_HINT}")
-    train = [_batch(archive, name, content_by_name[name]) for name in TRAIN]
-    x_test, y_test = _batch(archive, TEST, content_by_name[TEST])
+    class_names = content_by_name[META].get(b"label_names")
+    if not isinstance(class_names, list) or [type(name) for name in class_names] != [bytes] * 10:
+        raise ValueError(f"{archive_path}: {META} has no ten label names: {_HINT}")
+    train_batches = [_batch(archive_path, name, content_by_name[name]) for name in TRAIN]
+    x_test, y_test = _batch(archive_path, TEST, content_by_name[TEST])
     return Images(
-        x=np.concatenate([x for x, _ in train]),
-        y=np.concatenate([y for _, y in train]),
+        x=np.concatenate([x for x, _ in train_batches]),
+        y=np.concatenate([y for _, y in train_batches]),
         x_test=x_test,
         y_test=y_test,
-        label_names=tuple(name.decode(errors="replace") for name in names),
+        label_names=tuple(name.decode(errors="replace") for name in class_names),
     )
 
 
@@ -148,10 +150,10 @@ def _members(archive: pathlib.Path) -> dict[str, bytes]:
     try:
         with tarfile.open(archive, "r|gz") as stream:
             for member in stream:
-                name = pathlib.PurePosixPath(member.name).name
-                file = stream.extractfile(member) if name in expected_names else None
-                if file is not None:
-                    content_by_name[name] = file.read()
+                file_name = pathlib.PurePosixPath(member.name).name
+                member_file = stream.extractfile(member) if file_name in expected_names else None
+                if member_file is not None:
+                    content_by_name[file_name] = member_file.read()
     except (tarfile.TarError, zlib.error, EOFError, OSError) as error:
         raise ValueError(f"{archive} is no whole .tar.gz archive ({error}): {_HINT}") from None
     missing_names = sorted(expected_names - set(content_by_name))
@@ -181,8 +183,8 @@ class _PickledArray:
     array: np.ndarray
 
     def __init__(self, *_: Any) -> None:
-        """Ignores the arguments of `_reconstruct`, which describe an empty array. The content
-        follows later.
+        """Accepts the arguments of numpy's `_reconstruct`, which describe an empty array, and
+        ignores them. The content follows later.
         """
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
@@ -194,7 +196,7 @@ class _PickledArray:
 
 _NAMES = {
     ("numpy.core.multiarray", "_reconstruct"): _PickledArray,
-    # Pickles that numpy 2 wrote name this module.
+    # numpy._core.multiarray is the module's name in pickles that numpy 2 wrote.
     ("numpy._core.multiarray", "_reconstruct"): _PickledArray,
     ("numpy", "dtype"): _PickledType,
     ("numpy", "ndarray"): _PickledArray,
@@ -212,32 +214,32 @@ class _Unpickler(pickle.Unpickler):
 def _unpickled(archive: pathlib.Path, name: str, content: bytes) -> dict[Any, Any]:
     try:
         # The archive was written by Python 2, whose strings are read as bytes.
-        value = _Unpickler(io.BytesIO(content), encoding="bytes").load()
+        unpickled_value = _Unpickler(io.BytesIO(content), encoding="bytes").load()
     except _PICKLE_ERRORS as error:
         raise ValueError(
             f"{archive}: {name} is not a pickle of images ({error}): {_HINT}"
         ) from None
-    return value if isinstance(value, dict) else {}
+    return unpickled_value if isinstance(unpickled_value, dict) else {}
 
 
 def _batch(
     archive: pathlib.Path, name: str, content: dict[Any, Any]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Reads a batch as images (m, 32, 32, 3) and labels (m,), where m is the number of images."""
+    """Reads a batch file as images (m, 32, 32, 3) and labels (m,) for its m images."""
     data: Any = getattr(content.get(b"data"), "array", None)
-    labels = content.get(b"labels")
-    if np.shape(data)[1:] != (3 * SIDE**2,) or not isinstance(labels, list):
+    batch_labels = content.get(b"labels")
+    if np.shape(data)[1:] != (3 * SIDE**2,) or not isinstance(batch_labels, list):
         raise ValueError(
             f"{archive}: {name} does not hold b'data' of 3,072 bytes an image "
             f"and b'labels': {_HINT}"
         )
-    are_classes = all(type(label) is int and 0 <= label < 10 for label in labels)
-    if not are_classes or not 0 < len(labels) == len(data):
+    are_classes = all(type(label) is int and 0 <= label < 10 for label in batch_labels)
+    if not are_classes or not 0 < len(batch_labels) == len(data):
         raise ValueError(
             f"{archive}: {name} does not hold one label in 0..9 for each of "
             f"{len(data)} images: {_HINT}"
         )
-    return data.reshape(-1, 3, SIDE, SIDE).transpose(0, 2, 3, 1), np.array(labels, np.int32)
+    return data.reshape(-1, 3, SIDE, SIDE).transpose(0, 2, 3, 1), np.array(batch_labels, np.int32)
 
 
 def scaled(x: np.ndarray) -> np.ndarray:
@@ -249,22 +251,22 @@ def scaled(x: np.ndarray) -> np.ndarray:
 
 
 def describe(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Describes an archive as values for JSON: path, size, origin, and number of images by split
-    and class.
+    """Describes an archive by its path, size, origin, and number of images by split and class, as
+    values for JSON.
 
     Raises:
       FileNotFoundError, ValueError: as `load_images`.
     """
     images = load_images(path)
-    splits = {}
+    description_by_split = {}
     for name, y in (("training", images.y), ("test", images.y_test)):
-        counts = np.bincount(y, minlength=10).tolist()
-        labels = dict(zip(images.label_names, counts, strict=True))
-        splits[name] = {"images": len(y), "labels": labels}
+        images_by_class = np.bincount(y, minlength=10).tolist()
+        count_by_label = dict(zip(images.label_names, images_by_class, strict=True))
+        description_by_split[name] = {"images": len(y), "labels": count_by_label}
     origin_text = "synthetic substitute" if images.synthetic else "CIFAR-10"
     return {
         "path": str(path),
         "bytes": expanded(path).stat().st_size,
         "origin": origin_text,
-        "splits": splits,
+        "splits": description_by_split,
     }

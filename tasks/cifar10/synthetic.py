@@ -63,7 +63,7 @@ def write_synthetic(
     checks.integer("seed", seed, low=0, hint="use a non-negative whole number")
     data_file.check_new(path, overwrite=overwrite)
     train_batches = np.array_split(np.arange(examples), len(TRAIN))
-    sizes = {name: len(batch) for name, batch in zip(TRAIN, train_batches, strict=True)}
+    size_by_batch = {name: len(batch) for name, batch in zip(TRAIN, train_batches, strict=True)}
     names: list[Pickled] = [name.encode() for name in LABEL_NAMES]
 
     def write(out: BinaryIO) -> None:
@@ -75,20 +75,20 @@ def write_synthetic(
             tarfile.open(fileobj=packed, mode="w") as archive,
         ):
             meta: Pickled = {
-                b"num_cases_per_batch": sizes[TRAIN[0]],
+                b"num_cases_per_batch": size_by_batch[TRAIN[0]],
                 b"label_names": names,
                 b"num_vis": 3 * SIDE**2,
             }
             _add(archive, META, meta)
-            batches = progress_bar.bar(
-                (sizes | {TEST: test_examples}).items(),
+            batch_bar = progress_bar.bar(
+                (size_by_batch | {TEST: test_examples}).items(),
                 desc=f"writing {path.name}",
                 unit="batch",
                 disable=not progress,
             )
-            for number, (name, size) in enumerate(batches):
-                rng = np.random.default_rng([seed, number])
-                _add(archive, name, _batch_content(name, size, rng))
+            for number, (name, size) in enumerate(batch_bar):
+                batch_rng = np.random.default_rng([seed, number])
+                _add(archive, name, _batch_content(name, size, batch_rng))
 
     try:
         write_atomically(path, write)
@@ -99,30 +99,33 @@ def write_synthetic(
 
 def _batch_content(name: str, size: int, rng: np.random.Generator) -> Pickled:
     """Draws the labels and pictures of a batch."""
-    labels = rng.integers(0, 10, size)
+    picture_labels = rng.integers(0, 10, size)
     num_draws = -(-size // _PICTURES_PER_DRAW)
     pictures = np.concatenate(
-        [draw_pictures(some_labels, rng) for some_labels in np.array_split(labels, num_draws)]
+        [
+            draw_pictures(some_labels, rng)
+            for some_labels in np.array_split(picture_labels, num_draws)
+        ]
     )
     file_names: list[Pickled] = [
-        f"{LABEL_NAMES[label]}_{i:06d}.png".encode() for i, label in enumerate(labels)
+        f"{LABEL_NAMES[label]}_{i:06d}.png".encode() for i, label in enumerate(picture_labels)
     ]
     return {
         b"batch_label": f"synthetic {name}".encode(),
-        b"labels": labels.tolist(),
+        b"labels": picture_labels.tolist(),
         b"data": pictures.transpose(0, 3, 1, 2).reshape(size, 3 * SIDE**2),
         b"filenames": file_names,
     }
 
 
 def _add(archive: tarfile.TarFile, name: str, value: Pickled) -> None:
-    """Adds the pickle of a value to the archive, as a file."""
+    """Adds a file with the pickle of a value to the archive."""
     # The pickle has protocol 2 and strings as Python 2 wrote them, as in the real archive. A reader
     # can load them as bytes or as text.
-    content = b"\x80\x02" + _opcodes(value) + b"."
+    pickled_value = b"\x80\x02" + _opcodes(value) + b"."
     member = tarfile.TarInfo(f"{FOLDER}/{name}")
-    member.size = len(content)
-    archive.addfile(member, io.BytesIO(content))
+    member.size = len(pickled_value)
+    archive.addfile(member, io.BytesIO(pickled_value))
 
 
 def _opcodes(value: Pickled) -> bytes:
@@ -134,26 +137,34 @@ def _opcodes(value: Pickled) -> bytes:
         # "J" is the pickle opcode BININT.
         return b"J" + struct.pack("<i", value)
     if isinstance(value, list):
-        # The bytes are the pickle opcodes EMPTY_LIST, MARK, ..., APPENDS.
+        # A list is the pickle opcodes EMPTY_LIST and MARK, the opcodes of its entries, and APPENDS.
         return b"](" + b"".join(map(_opcodes, value)) + b"e"
     if isinstance(value, dict):
         entry_opcodes = (_opcodes(key) + _opcodes(content) for key, content in value.items())
-        return (
-            b"}(" + b"".join(entry_opcodes) + b"u"
-        )  # These are the opcodes EMPTY_DICT MARK ... SETITEMS.
-    # The remaining code spells out what numpy's ndarray.__reduce__ returns for an array of bytes in
-    # C order. The opcodes c, R and b are GLOBAL, REDUCE and BUILD.
-    empty = (
+        # A dict is the opcodes EMPTY_DICT and MARK, the opcodes of its entries, and SETITEMS.
+        return b"}(" + b"".join(entry_opcodes) + b"u"
+    # The rest writes what numpy's ndarray.__reduce__ returns for an array of bytes in C order. The
+    # opcodes c, R and b are GLOBAL, REDUCE and BUILD.
+    empty_array_opcodes = (
         b"cnumpy.core.multiarray\n_reconstruct\n"
         + b"cnumpy\nndarray\n"
         + b"K\x00\x85"
         + _opcodes(b"b")
         + b"\x87R"
     )
-    order = b"(" + b"K\x03" + _opcodes(b"|") + b"NNN" + 2 * _opcodes(-1) + b"K\x00" + b"t"
-    dtype = b"cnumpy\ndtype\n" + _opcodes(b"u1") + b"K\x00K\x01\x87R" + order + b"b"
-    shape = b"(" + b"".join(map(_opcodes, value.shape)) + b"t"
-    return empty + b"(" + b"K\x01" + shape + dtype + b"\x89" + _opcodes(value.tobytes()) + b"tb"
+    order_opcodes = b"(" + b"K\x03" + _opcodes(b"|") + b"NNN" + 2 * _opcodes(-1) + b"K\x00" + b"t"
+    dtype_opcodes = b"cnumpy\ndtype\n" + _opcodes(b"u1") + b"K\x00K\x01\x87R" + order_opcodes + b"b"
+    shape_opcodes = b"(" + b"".join(map(_opcodes, value.shape)) + b"t"
+    return (
+        empty_array_opcodes
+        + b"("
+        + b"K\x01"
+        + shape_opcodes
+        + dtype_opcodes
+        + b"\x89"
+        + _opcodes(value.tobytes())
+        + b"tb"
+    )
 
 
 LABEL_NAMES = (
@@ -186,40 +197,46 @@ def draw_pictures(labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     Returns:
       uint8 (m, 32, 32, 3), red, green, blue.
     """
-    m = len(labels)
+    num_pictures = len(labels)
 
     def uniform(low: float, high: float) -> np.ndarray:
         """Draws a uniform number for each picture, of shape (m, 1, 1)."""
-        return rng.uniform(low, high, (m, 1, 1))
+        return rng.uniform(low, high, (num_pictures, 1, 1))
 
     angle = uniform(-0.3, 0.3)
-    size = uniform(7, 13)
+    figure_size = uniform(7, 13)
     placement = Placement(
-        right=uniform(-5, 5), down=uniform(-5, 5), angle=angle, width=size, height=size
+        right=uniform(-5, 5),
+        down=uniform(-5, 5),
+        angle=angle,
+        width=figure_size,
+        height=figure_size,
     )
-    tint = _TINT_WEIGHT * _TINTS[labels][:, None, None] + (1 - _TINT_WEIGHT) * rng.random(
-        (m, 1, 1, 3)
+    figure_tint = _TINT_WEIGHT * _TINTS[labels][:, None, None] + (1 - _TINT_WEIGHT) * rng.random(
+        (num_pictures, 1, 1, 3)
     )
-    # The background's colour is chosen to differ from the shape's. Otherwise one picture in ten
-    # would show nothing.
-    ground = (tint + 0.5 + rng.uniform(-0.2, 0.2, (m, 1, 1, 3))) % 1
+    # The background's colour is chosen to differ from the colour of the shape. Otherwise one
+    # picture in ten would show nothing.
+    ground = (figure_tint + 0.5 + rng.uniform(-0.2, 0.2, (num_pictures, 1, 1, 3))) % 1
     steps = pixel_steps(SIDE)
     waves = steps[None, None, :] * uniform(0, 0.2) + steps[None, :, None] * uniform(0, 0.2)
     scene = Scene(
         side=SIDE,
         placement=placement,
         coverage=functools.partial(_is_in_shape, labels),
-        figure_colour=tint,
+        figure_colour=figure_tint,
         ground_colour=ground,
         shade=0.15 * np.sin(waves)[..., None],
-        noise=lambda _: 0.1 * rng.standard_normal((m, SIDE, SIDE, 3), np.float32),
+        noise=lambda _: 0.1 * rng.standard_normal((num_pictures, SIDE, SIDE, 3), np.float32),
         dtype=np.float32,
     )
     return draw_images(scene)
 
 
 def _is_in_shape(labels: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Returns which points (m, side, side) lie in the shape that belongs to their image's label."""
+    """Returns for each point whether it lies in the shape of its image's label, bool (m, side,
+    side).
+    """
     is_shape = np.empty(x.shape, bool)
     for label in range(10):
         has_label = labels == label
@@ -228,21 +245,21 @@ def _is_in_shape(labels: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray
 
 
 def _shape_mask(label: int, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Returns which points lie in a shape of about unit radius, or in the dark stripes of a
-    texture.
+    """Returns for each point whether it lies in a shape of about unit radius, or in the dark
+    stripes of a texture.
     """
-    radius = np.hypot(x, y)
-    wave = 4.0
+    center_distance = np.hypot(x, y)
+    wave_number = 4.0
     masks: dict[str, Callable[[], np.ndarray]] = {
-        "disc": lambda: radius < 1,
-        "ring": lambda: (radius > 0.55) & (radius < 1),
+        "disc": lambda: center_distance < 1,
+        "ring": lambda: (center_distance > 0.55) & (center_distance < 1),
         "square": lambda: np.maximum(abs(x), abs(y)) < 0.85,
         "triangle": lambda: (y < 0.8) & (abs(x) < 0.55 * (y + 1)),
         "cross": lambda: (np.minimum(abs(x), abs(y)) < 0.3) & (np.maximum(abs(x), abs(y)) < 1),
-        "crescent": lambda: (radius < 1) & (np.hypot(x - 0.5, y) > 0.75),
-        "rows": lambda: np.sin(wave * y) > 0,
-        "columns": lambda: np.sin(wave * x) > 0,
-        "diagonals": lambda: np.sin(wave * (x + y) / np.sqrt(2)) > 0,
-        "checks": lambda: np.sin(wave * x) * np.sin(wave * y) > 0,
+        "crescent": lambda: (center_distance < 1) & (np.hypot(x - 0.5, y) > 0.75),
+        "rows": lambda: np.sin(wave_number * y) > 0,
+        "columns": lambda: np.sin(wave_number * x) > 0,
+        "diagonals": lambda: np.sin(wave_number * (x + y) / np.sqrt(2)) > 0,
+        "checks": lambda: np.sin(wave_number * x) * np.sin(wave_number * y) > 0,
     }
     return masks[LABEL_NAMES[label]]()

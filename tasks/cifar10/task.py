@@ -26,41 +26,41 @@ def build_task(o: Cifar10Options) -> Task:
     images = load_images(o.data)
     if o.validation == "train":
         num_train = len(images.x) - min(_VALIDATION_EXAMPLES, len(images.x) // 10)
-        splits = {
+        examples_by_split = {
             "validation": (images.x[num_train:], images.y[num_train:]),
             "test": (images.x_test, images.y_test),
         }
     else:
         num_train = len(images.x)
-        splits = {
+        examples_by_split = {
             "validation": (images.x_test[::2], images.y_test[::2]),
             "test": (images.x_test[1::2], images.y_test[1::2]),
         }
     num_train = min(num_train, o.max_clients or num_train)
-    pool = f"{num_train} training images"
+    pool_text = f"{num_train} training images"
     if o.partition is None:
-        indices: dict[str, Any] = {f"{i:05d}": slice(i, i + 1) for i in range(num_train)}
-        version = images.version
+        indices_by_client: dict[str, Any] = {f"{i:05d}": slice(i, i + 1) for i in range(num_train)}
+        data_version = images.version
         synthetic_clients = ""
         if images.synthetic:
-            synthetic_clients = f"{pool} of a synthetic substitute for CIFAR-10, each a client"
-        client_description = f"{pool}, each a client"
+            synthetic_clients = f"{pool_text} of a synthetic substitute for CIFAR-10, each a client"
+        client_description = f"{pool_text}, each a client"
     else:
-        synthetic = o.synthetic_clients(images.y[:num_train], pool)
-        indices = synthetic.indices
-        version = f"{images.version}-{synthetic.version}"
-        synthetic_clients = synthetic.description
-        client_description = synthetic.description
+        synthetic_partition = o.synthetic_clients(images.y[:num_train], pool_text)
+        indices_by_client = synthetic_partition.indices
+        data_version = f"{images.version}-{synthetic_partition.version}"
+        synthetic_clients = synthetic_partition.description
+        client_description = synthetic_partition.description
 
     def client_examples(client_id: str) -> tuple[np.ndarray, np.ndarray]:
         """Returns a client's images and labels."""
-        client_indices = indices[client_id]
+        client_indices = indices_by_client[client_id]
         return scaled(images.x[client_indices]), images.y[client_indices]
 
     @functools.cache
     def evaluation_examples(split: str) -> tuple[np.ndarray, np.ndarray]:
         """Returns the images and labels of a split."""
-        x, y = splits[split]
+        x, y = examples_by_split[split]
         return scaled(x), y
 
     origin_text = "a synthetic substitute for CIFAR-10" if images.synthetic else "CIFAR-10"
@@ -71,8 +71,8 @@ def build_task(o: Cifar10Options) -> Task:
             f"network {o.model!r}; validated on {o.validation} images"
         ),
         synthetic_clients=synthetic_clients,
-        data_version=version,
-        client_ids=tuple(indices),
+        data_version=data_version,
+        client_ids=tuple(indices_by_client),
         client_examples=client_examples,
         evaluation_examples=evaluation_examples,
         build_model=functools.partial(build_model, kind=o.model),
@@ -97,31 +97,38 @@ def build_model(seed: int, *, kind: str = "vgg") -> Any:
       seed: draws the initial weights.
       kind: "vgg" or "small".
     """
-    seeds = iter(np.random.SeedSequence(seed).generate_state(8).astype(np.int64).tolist())
+    layer_seeds = iter(np.random.SeedSequence(seed).generate_state(8).astype(np.int64).tolist())
     initializers = tf.keras.initializers
     layers = tf.keras.layers
 
     def convolution(channels: int, stride: int = 1) -> Any:
-        """Makes a convolution layer with the next seed."""
-        kernel = initializers.LecunNormal(seed=next(seeds))
+        """Makes a convolution layer whose initializer has the next seed."""
+        kernel_initializer = initializers.LecunNormal(seed=next(layer_seeds))
         return layers.Conv2D(
-            channels, 3, stride, padding="same", activation="tanh", kernel_initializer=kernel
+            channels,
+            3,
+            stride,
+            padding="same",
+            activation="tanh",
+            kernel_initializer=kernel_initializer,
         )
 
     def dense(width: int, activation: str | None = None) -> Any:
-        """Makes a dense layer with the next seed."""
+        """Makes a dense layer whose initializer has the next seed."""
         return layers.Dense(
-            width, activation, kernel_initializer=initializers.GlorotNormal(seed=next(seeds))
+            width, activation, kernel_initializer=initializers.GlorotNormal(seed=next(layer_seeds))
         )
 
     if kind == "vgg":
         convolution_blocks = [
             (convolution(width), convolution(width), layers.MaxPool2D()) for width in (32, 64, 128)
         ]
-        stack = list(itertools.chain.from_iterable(convolution_blocks))
+        layer_stack = list(itertools.chain.from_iterable(convolution_blocks))
         dense_width = 128
     else:
-        stack = [convolution(16, 2), convolution(32, 2), layers.MaxPool2D()]
+        layer_stack = [convolution(16, 2), convolution(32, 2), layers.MaxPool2D()]
         dense_width = 64
-    stack += [layers.Flatten(), dense(dense_width, "tanh"), dense(10)]
-    return tf.keras.Sequential([tf.keras.Input((SIDE, SIDE, 3)), *stack], name=f"cifar10_{kind}")
+    layer_stack += [layers.Flatten(), dense(dense_width, "tanh"), dense(10)]
+    return tf.keras.Sequential(
+        [tf.keras.Input((SIDE, SIDE, 3)), *layer_stack], name=f"cifar10_{kind}"
+    )

@@ -1,4 +1,6 @@
-"""Federated EMNIST task: data file, synthetic substitute, networks and task."""
+"""Federated EMNIST task. The package has the reader of the data file, a synthetic substitute, the
+networks and the task.
+"""
 
 from typing import TYPE_CHECKING
 

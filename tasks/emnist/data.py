@@ -56,13 +56,13 @@ class EmnistOptions(PartitionOptions):
 
     @property
     def classes(self) -> int:
-        """Number of classes: 10 digits, or 62 characters."""
+        """Number of classes, which is 10 for digits, or 62 for all characters."""
         return 10 if self.only_digits else len(CLASSES)
 
     def split(self, kind: str) -> str:
-        """Returns the name that TFF's file has for the "train" or "test" split."""
-        classes = "digits_only" if self.only_digits else "all"
-        return f"{classes}_{kind}"
+        """Returns the name of the "train" or "test" split in TFF's file."""
+        class_text = "digits_only" if self.only_digits else "all"
+        return f"{class_text}_{kind}"
 
 
 FILE_NAME = "emnist_all.sqlite"
@@ -77,7 +77,7 @@ _HINT = (
 
 
 def open_file(path: str | os.PathLike[str] | None = None) -> ClientDatabase:
-    """Opens the data file. The path None means the file that TFF's load_data keeps.
+    """Opens the EMNIST data file. The path None means the file that TFF's load_data keeps.
 
     Nothing is downloaded.
 
@@ -97,11 +97,11 @@ def client_sizes(file: ClientDatabase, split: str) -> dict[str, int]:
     Raises:
       ValueError: the file has no such split.
     """
-    sizes = file.client_sizes(split)
-    if not sizes:
-        splits = ", ".join(file.splits()) or "none"
-        raise ValueError(f"{file.path} has no split {split!r} (but {splits}): {_HINT}")
-    return sizes
+    size_by_writer = file.client_sizes(split)
+    if not size_by_writer:
+        split_names = ", ".join(file.splits()) or "none"
+        raise ValueError(f"{file.path} has no split {split!r} (but {split_names}): {_HINT}")
+    return size_by_writer
 
 
 def client_examples(
@@ -122,8 +122,8 @@ def client_examples(
     Raises:
       ValueError: records that are no such images; names the file and the writer.
     """
-    records = file.records(split, client_id, -1 if limit is None else limit)
-    return _arrays([_decoded(file, client_id, record, classes) for record in records])
+    serialized_records = file.records(split, client_id, -1 if limit is None else limit)
+    return _arrays([_decoded(file, client_id, record, classes) for record in serialized_records])
 
 
 def pooled_labels(
@@ -152,8 +152,10 @@ def examples_at(
     file: ClientDatabase, numbers: np.ndarray, *, classes: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Reads images and labels by row numbers, in the form that `client_examples` returns."""
-    records = file.records_at(numbers.tolist())
-    return _arrays([_decoded(file, "of the pool", record, classes) for record in records])
+    serialized_records = file.records_at(numbers.tolist())
+    return _arrays(
+        [_decoded(file, "of the pool", record, classes) for record in serialized_records]
+    )
 
 
 def _decoded(
@@ -161,12 +163,12 @@ def _decoded(
 ) -> tuple[np.ndarray, int]:
     """Decodes a record's image and label, or raises an error if it has none."""
     try:
-        example = decode_example(record)
+        decoded_example = decode_example(record)
     except ValueError as error:
         raise ValueError(f"{file.path}, writer {writer!r}: {error}; {_HINT}") from None
-    image = example.get("pixels")
-    label = example.get("label")
-    if not isinstance(image, np.ndarray) or image.size != PIXELS**2:
+    image_pixels = decoded_example.get("pixels")
+    label = decoded_example.get("label")
+    if not isinstance(image_pixels, np.ndarray) or image_pixels.size != PIXELS**2:
         raise ValueError(
             f"{file.path}, writer {writer!r}: a record without 28 x 28 float 'pixels'; {_HINT}"
         )
@@ -174,7 +176,7 @@ def _decoded(
         raise ValueError(
             f"{file.path}, writer {writer!r}: label {label!r} is not in 0..{classes - 1}; {_HINT}"
         )
-    return image, label
+    return image_pixels, label
 
 
 def _arrays(examples: Sequence[tuple[np.ndarray, int]]) -> tuple[np.ndarray, np.ndarray]:
@@ -201,37 +203,42 @@ def is_emnist(path: str | os.PathLike[str]) -> bool:
 
 
 def describe(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Describes a data file as values for JSON: path, size, origin, and writers, images and labels
-    by split.
+    """Describes a data file by its path, size and origin, and its writers, images and labels by
+    split, as values for JSON.
 
     Labels are counted over a sample of writers.
 
     Raises:
       FileNotFoundError, ValueError: as `open_file` and `client_examples` do.
     """
-    file = open_file(path)
-    splits = {}
-    for split in (name for name in _SPLITS if name in file.splits()):
-        sizes = file.client_sizes(split)
-        sample = random.Random(0).sample(list(sizes), min(_SAMPLED_WRITERS, len(sizes)))
-        labels = np.concatenate(
-            [client_examples(file, split, name, classes=len(CLASSES))[1] for name in sample]
+    data_file = open_file(path)
+    description_by_split = {}
+    for split in (name for name in _SPLITS if name in data_file.splits()):
+        size_by_writer = data_file.client_sizes(split)
+        sampled_writers = random.Random(0).sample(
+            list(size_by_writer), min(_SAMPLED_WRITERS, len(size_by_writer))
+        )
+        sampled_labels = np.concatenate(
+            [
+                client_examples(data_file, split, name, classes=len(CLASSES))[1]
+                for name in sampled_writers
+            ]
         )
         num_classes = 10 if split.startswith("digits") else len(CLASSES)
-        counts = np.bincount(labels, minlength=num_classes)
-        splits[split] = {
-            "writers": len(sizes),
-            "images": sum(sizes.values()),
-            "images_per_writer": quantiles(list(sizes.values())),
+        images_by_class = np.bincount(sampled_labels, minlength=num_classes)
+        description_by_split[split] = {
+            "writers": len(size_by_writer),
+            "images": sum(size_by_writer.values()),
+            "images_per_writer": quantiles(list(size_by_writer.values())),
             "sample": {
-                "writers": len(sample),
-                "labels": {CLASSES[i]: int(count) for i, count in enumerate(counts)},
+                "writers": len(sampled_writers),
+                "labels": {CLASSES[i]: int(count) for i, count in enumerate(images_by_class)},
             },
         }
-    origin_text = "synthetic substitute" if file.synthetic else "federated EMNIST"
+    origin_text = "synthetic substitute" if data_file.synthetic else "federated EMNIST"
     return {
-        "path": str(file.path),
-        "bytes": file.path.stat().st_size,
+        "path": str(data_file.path),
+        "bytes": data_file.path.stat().st_size,
         "origin": origin_text,
-        "splits": splits,
+        "splits": description_by_split,
     }

@@ -75,34 +75,36 @@ def write_synthetic(
         ) as writers,
     ):
         for writer in writers:
-            rng = np.random.default_rng([seed, writer])
-            labels = _draw_labels(examples_per_client, only_digits, rng)
-            images = draw_characters(labels, rng)
+            writer_rng = np.random.default_rng([seed, writer])
+            writer_labels = _draw_labels(examples_per_client, only_digits, writer_rng)
+            images = draw_characters(writer_labels, writer_rng)
             examples = [
                 (label, encode_example({"label": label, "pixels": image}))
-                for label, image in zip(labels.tolist(), images, strict=True)
+                for label, image in zip(writer_labels.tolist(), images, strict=True)
             ]
             client_id = f"f{writer:04d}_{writer % 50:02d}"
-            num_test = max(1, round(_TEST_FRACTION * len(labels)))
-            splits = {"test": examples[:num_test], "train": examples[num_test:]}
-            for kind, split_examples in splits.items():
-                digits = [record for label, record in split_examples if label < 10]
-                write_client(connection, client_id, f"digits_only_{kind}", digits)
+            num_test = max(1, round(_TEST_FRACTION * len(writer_labels)))
+            examples_by_split = {"test": examples[:num_test], "train": examples[num_test:]}
+            for kind, split_examples in examples_by_split.items():
+                digit_records = [record for label, record in split_examples if label < 10]
+                write_client(connection, client_id, f"digits_only_{kind}", digit_records)
                 if not only_digits:
-                    records = [record for _, record in split_examples]
-                    write_client(connection, client_id, f"all_{kind}", records)
+                    all_records = [record for _, record in split_examples]
+                    write_client(connection, client_id, f"all_{kind}", all_records)
     return path
 
 
 def _draw_labels(mean: int, only_digits: bool, rng: np.random.Generator) -> np.ndarray:
-    """Draws a writer's labels. Their number and the share of each class differ between writers."""
+    """Draws the labels of the characters that one writer writes. Their number and the share of each
+    class differ between writers.
+    """
     num_images = max(5, round(mean * float(rng.lognormal(-0.045, 0.3))))
     class_weights = rng.gamma(5.0, size=len(CLASSES))
     class_weights[10:] *= 0 if only_digits else 10 / 52
     return rng.choice(len(CLASSES), size=num_images, p=class_weights / class_weights.sum())
 
 
-# Fonts of the synthetic characters, which come with matplotlib: with and without serifs, upright
+# Fonts of the synthetic characters, which come with matplotlib, with and without serifs, upright
 # and italic.
 _FONTS = (
     "DejaVuSans",
@@ -130,30 +132,30 @@ def _distances(font: int) -> np.ndarray:
     import matplotlib
     from matplotlib.ft2font import FT2Font
 
-    face = FT2Font(
+    font_face = FT2Font(
         str(pathlib.Path(matplotlib.get_data_path()) / "fonts" / "ttf" / f"{_FONTS[font]}.ttf")
     )
     # A capital letter is 0.72 times as high as the font size.
-    face.set_size(_CAPITAL_HEIGHT, 72 / 0.72)
-    fields = np.empty((len(CLASSES), _FIELD_SIDE, _FIELD_SIDE), np.float32)
+    font_face.set_size(_CAPITAL_HEIGHT, 72 / 0.72)
+    distance_fields = np.empty((len(CLASSES), _FIELD_SIDE, _FIELD_SIDE), np.float32)
     for i, character in enumerate(CLASSES):
-        face.set_text(character, 0.0)
-        face.draw_glyphs_to_bitmap(antialiased=True)
-        bitmap = np.asarray(face.get_image())
-        pixels_below = face.get_descent() // 64
+        font_face.set_text(character, 0.0)
+        font_face.draw_glyphs_to_bitmap(antialiased=True)
+        bitmap = np.asarray(font_face.get_image())
+        pixels_below = font_face.get_descent() // 64
         # Capital letters stand on the base line. They are moved so that their middle is the middle
-        # of the field.
-        bottom = min(_FIELD_SIDE, (_FIELD_SIDE + _CAPITAL_HEIGHT) // 2 + pixels_below)
-        top_row = max(0, bottom - bitmap.shape[0])
+        # of the distance field.
+        bottom_row = min(_FIELD_SIDE, (_FIELD_SIDE + _CAPITAL_HEIGHT) // 2 + pixels_below)
+        top_row = max(0, bottom_row - bitmap.shape[0])
         left_column = max(0, (_FIELD_SIDE - bitmap.shape[1]) // 2)
         is_ink = np.zeros((_FIELD_SIDE, _FIELD_SIDE), bool)
-        is_ink[top_row:bottom, left_column : left_column + bitmap.shape[1]] = (
-            bitmap[: bottom - top_row, : _FIELD_SIDE - left_column] > 127
+        is_ink[top_row:bottom_row, left_column : left_column + bitmap.shape[1]] = (
+            bitmap[: bottom_row - top_row, : _FIELD_SIDE - left_column] > 127
         )
         distance_outside = ndimage.distance_transform_edt(~is_ink)
         distance_inside = ndimage.distance_transform_edt(is_ink)
-        fields[i] = distance_outside - distance_inside
-    return fields
+        distance_fields[i] = distance_outside - distance_inside
+    return distance_fields
 
 
 def draw_characters(labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -166,17 +168,16 @@ def draw_characters(labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     Returns:
       float32 (m, 28, 28) with paper 1 and ink 0, in steps of 1 / 255.
     """
-    # Attributes of a writer: `pen` is how far the ink extends beyond the font's outline, in pixels;
-    # `slant` is the shear to the right; `shake` is a wavy displacement in pixels; `noise` is that
-    # of the scanner.
+    # Attributes of a writer. The ink extends `pen_width` pixels beyond the font's outline, and a
+    # shaky hand displaces it by `shake_size` pixels.
     width, height = np.exp(rng.normal(0, 0.1, 2))
     right, down = rng.normal(0, 0.8, 2)
-    font = int(rng.integers(len(_FONTS)))
-    pen = rng.uniform(-0.3, 0.7)
-    slant = rng.normal(0.1, 0.2)
-    rotation = rng.normal(0, 0.08)
-    shake = rng.uniform(0.2, 0.8)
-    noise = rng.uniform(0, 0.08)
+    font_index = int(rng.integers(len(_FONTS)))
+    pen_width = rng.uniform(-0.3, 0.7)
+    writer_slant = rng.normal(0.1, 0.2)
+    writer_rotation = rng.normal(0, 0.08)
+    shake_size = rng.uniform(0.2, 0.8)
+    noise_level = rng.uniform(0, 0.08)
 
     def each(spread: float) -> np.ndarray:
         """Draws a normal deviation for each character, of shape (m, 1, 1)."""
@@ -184,24 +185,26 @@ def draw_characters(labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
     def wobble() -> Wobble:
         """Draws the effect of the shaky hand on each character, along one axis."""
-        return Wobble(amplitude=shake, frequency=0.35 + each(0.08), phase=each(3))
+        return Wobble(amplitude=shake_size, frequency=0.35 + each(0.08), phase=each(3))
 
     placement = Placement(
         right=right + each(0.4),
         down=down + each(0.4),
         wobbles=(wobble(), wobble()),
-        angle=rotation + each(0.06),
-        shear=slant + each(0.05),
+        angle=writer_rotation + each(0.06),
+        shear=writer_slant + each(0.05),
         width=width * np.exp(each(0.04)),
         height=height * np.exp(each(0.04)),
     )
     scene = Scene(
         side=PIXELS,
         placement=placement,
-        coverage=functools.partial(_ink, _distances(font)[labels], 0.5 + pen + each(0.1)),
+        coverage=functools.partial(
+            _ink, _distances(font_index)[labels], 0.5 + pen_width + each(0.1)
+        ),
         figure_colour=np.zeros(1),
         ground_colour=np.ones(1),
-        noise=lambda ink: noise * rng.normal(size=ink.shape) * (ink > 0),
+        noise=lambda ink: noise_level * rng.normal(size=ink.shape) * (ink > 0),
         dtype=np.float64,
     )
     return (draw_images(scene)[..., 0] / 255).astype(np.float32)
@@ -218,8 +221,10 @@ def _ink(distances: np.ndarray, pen_widths: np.ndarray, x: np.ndarray, y: np.nda
     """
     zoom = _CAPITAL_HEIGHT / _IMAGE_CAPITAL_HEIGHT
     middle_pixel = (_FIELD_SIDE - 1) / 2
-    distance = _interpolated(distances, y * zoom + middle_pixel, x * zoom + middle_pixel) / zoom
-    return np.clip(pen_widths - distance, 0, 1)
+    scaled_distance = (
+        _interpolated(distances, y * zoom + middle_pixel, x * zoom + middle_pixel) / zoom
+    )
+    return np.clip(pen_widths - scaled_distance, 0, 1)
 
 
 def _interpolated(fields: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:

@@ -22,47 +22,55 @@ def build_task(o: EmnistOptions) -> Task:
       FileNotFoundError: no data file; the message says what to put where.
       ValueError: a damaged file.
     """
-    file = data.open_file(o.data)
-    train = tuple(data.client_sizes(file, o.split("train")))[: o.max_clients]
-    writers = list(data.client_sizes(file, o.split("test")))
-    if len(writers) < 2:
+    data_file = data.open_file(o.data)
+    train_writers = tuple(data.client_sizes(data_file, o.split("train")))[: o.max_clients]
+    test_writers = list(data.client_sizes(data_file, o.split("test")))
+    if len(test_writers) < 2:
         raise ValueError(
-            f"{file.path} has one writer in {o.split('test')!r}: validation and test "
+            f"{data_file.path} has one writer in {o.split('test')!r}: validation and test "
             "need at least one each"
         )
-    writers_by_split = dict(zip(("validation", "test"), data.halves(writers), strict=True))
-    read_client = functools.partial(data.client_examples, file, classes=o.classes)
-    synthetic = None
+    writers_by_split = dict(zip(("validation", "test"), data.halves(test_writers), strict=True))
+    read_client = functools.partial(data.client_examples, data_file, classes=o.classes)
+    synthetic_partition = None
     row_numbers = np.empty(0, np.int64)
     if o.partition is not None:
-        labels, row_numbers = data.pooled_labels(file, o.split("train"), train, classes=o.classes)
-        synthetic = o.synthetic_clients(labels, f"the {len(labels)} images of {len(train)} writers")
+        labels, row_numbers = data.pooled_labels(
+            data_file, o.split("train"), train_writers, classes=o.classes
+        )
+        synthetic_partition = o.synthetic_clients(
+            labels, f"the {len(labels)} images of {len(train_writers)} writers"
+        )
 
     def client_examples(client_id: str) -> tuple[np.ndarray, np.ndarray]:
         """Reads a client's images and labels."""
-        if synthetic is None:
+        if synthetic_partition is None:
             return read_client(o.split("train"), client_id, limit=o.max_examples)
-        indices = synthetic.indices[client_id][: o.max_examples]
-        return data.examples_at(file, row_numbers[indices], classes=o.classes)
+        client_indices = synthetic_partition.indices[client_id][: o.max_examples]
+        return data.examples_at(data_file, row_numbers[client_indices], classes=o.classes)
 
     @functools.cache
     def evaluation_examples(split: str) -> tuple[np.ndarray, np.ndarray]:
         """Reads the images and labels of a split."""
-        examples = [read_client(o.split("test"), writer) for writer in writers_by_split[split]]
-        return np.concatenate([x for x, _ in examples]), np.concatenate([y for _, y in examples])
+        writer_examples = [
+            read_client(o.split("test"), writer) for writer in writers_by_split[split]
+        ]
+        return np.concatenate([x for x, _ in writer_examples]), np.concatenate(
+            [y for _, y in writer_examples]
+        )
 
-    data_version = file.version
-    client_ids = train
-    client_description = f"{len(train)} writers"
+    data_version = data_file.version
+    client_ids = train_writers
+    client_description = f"{len(train_writers)} writers"
     synthetic_clients = ""
-    if file.synthetic:
-        synthetic_clients = f"{len(train)} writers of a synthetic substitute for EMNIST"
-    if synthetic is not None:
-        synthetic_clients = synthetic.description
-        data_version = f"{file.version}-{synthetic.version}"
-        client_ids = tuple(synthetic.indices)
-        client_description = synthetic.description
-    origin_text = "a synthetic substitute" if file.synthetic else "the federated file"
+    if data_file.synthetic:
+        synthetic_clients = f"{len(train_writers)} writers of a synthetic substitute for EMNIST"
+    if synthetic_partition is not None:
+        synthetic_clients = synthetic_partition.description
+        data_version = f"{data_file.version}-{synthetic_partition.version}"
+        client_ids = tuple(synthetic_partition.indices)
+        client_description = synthetic_partition.description
+    origin_text = "a synthetic substitute" if data_file.synthetic else "the federated file"
     return Task(
         name="emnist",
         description=(
@@ -94,23 +102,25 @@ def build_model(seed: int, *, classes: int, kind: str = "cnn") -> Any:
       classes: number of labels.
       kind: "cnn" or "small".
     """
-    seeds = iter(np.random.SeedSequence(seed).generate_state(4).astype(np.int64).tolist())
+    layer_seeds = iter(np.random.SeedSequence(seed).generate_state(4).astype(np.int64).tolist())
 
     def kernel() -> Any:
-        """Makes a weight initializer with the next seed."""
-        return tf.keras.initializers.GlorotUniform(seed=next(seeds))
+        """Makes a weight initializer that has the next seed."""
+        return tf.keras.initializers.GlorotUniform(seed=next(layer_seeds))
 
     layers = tf.keras.layers
     is_published = kind == "cnn"
-    width = 32 if is_published else 16
-    stack = [layers.Conv2D(width, 3, activation="relu", kernel_initializer=kernel())]
+    num_filters = 32 if is_published else 16
+    layer_stack = [layers.Conv2D(num_filters, 3, activation="relu", kernel_initializer=kernel())]
     if not is_published:
-        stack.append(layers.MaxPool2D())
-    stack += [
-        layers.Conv2D(2 * width, 3, activation="relu", kernel_initializer=kernel()),
+        layer_stack.append(layers.MaxPool2D())
+    layer_stack += [
+        layers.Conv2D(2 * num_filters, 3, activation="relu", kernel_initializer=kernel()),
         layers.MaxPool2D(),
         layers.Flatten(),
-        layers.Dense(4 * width, activation="relu", kernel_initializer=kernel()),
+        layers.Dense(4 * num_filters, activation="relu", kernel_initializer=kernel()),
         layers.Dense(classes, kernel_initializer=kernel()),
     ]
-    return tf.keras.Sequential([tf.keras.Input((PIXELS, PIXELS, 1)), *stack], name=f"emnist_{kind}")
+    return tf.keras.Sequential(
+        [tf.keras.Input((PIXELS, PIXELS, 1)), *layer_stack], name=f"emnist_{kind}"
+    )

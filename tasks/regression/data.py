@@ -64,12 +64,13 @@ def effective_dimension(o: RegressionOptions) -> float:
 
 
 def true_weights(o: RegressionOptions) -> np.ndarray:
-    """Returns the weights from which labels are made, float64 of shape (features,).
+    """Returns the true weights of the regression, from which labels are drawn, float64 of shape
+    (features,).
 
     The inner product of features and weights has variance 1.
     """
-    direction = np.random.default_rng([o.seed, 0]).normal(size=o.features)
-    return direction / np.sqrt(eigenvalues(o) @ direction**2)
+    weight_direction = np.random.default_rng([o.seed, 0]).normal(size=o.features)
+    return weight_direction / np.sqrt(eigenvalues(o) @ weight_direction**2)
 
 
 def client_examples(o: RegressionOptions, client: int) -> tuple[np.ndarray, np.ndarray]:
@@ -85,14 +86,14 @@ def client_examples(o: RegressionOptions, client: int) -> tuple[np.ndarray, np.n
     """
     rng = np.random.default_rng([o.seed, 1 + client])
     client_mean = rng.normal(size=o.features)
-    deviation = rng.normal(size=(o.examples, o.features))
-    standard = o.shift * client_mean + np.sqrt(1 - o.shift**2) * deviation
-    x = np.sqrt(eigenvalues(o)) * standard
-    signal = x @ true_weights(o)
+    example_deviations = rng.normal(size=(o.examples, o.features))
+    standard_features = o.shift * client_mean + np.sqrt(1 - o.shift**2) * example_deviations
+    x = np.sqrt(eigenvalues(o)) * standard_features
+    noiseless_outputs = x @ true_weights(o)
     if o.kind == "linear":
-        y = signal + o.noise * rng.normal(size=o.examples)
+        y = noiseless_outputs + o.noise * rng.normal(size=o.examples)
     else:
-        y = signal + o.noise * rng.logistic(size=o.examples) > 0
+        y = noiseless_outputs + o.noise * rng.logistic(size=o.examples) > 0
     return x.astype(np.float32), y.astype(np.float32)[:, None]
 
 
@@ -104,8 +105,8 @@ def split_examples(o: RegressionOptions, split: str) -> tuple[np.ndarray, np.nda
     first_client = o.clients
     if split == "test":
         first_client += o.evaluation_clients
-    clients = range(first_client, first_client + o.evaluation_clients)
-    examples = [client_examples(o, client) for client in clients]
+    client_range = range(first_client, first_client + o.evaluation_clients)
+    examples = [client_examples(o, client) for client in client_range]
     return np.concatenate([x for x, _ in examples]), np.concatenate([y for _, y in examples])
 
 

@@ -12,12 +12,12 @@ from fedmf.tasks.regression.data import RegressionOptions
 
 def build_task(o: RegressionOptions) -> Task:
     """Returns the regression task. Validation and test are on clients that do not train."""
-    loss: Any = tf.keras.losses.BinaryCrossentropy(from_logits=True)
+    loss_function: Any = tf.keras.losses.BinaryCrossentropy(from_logits=True)
     build_metric: Any = functools.partial(
         tf.keras.metrics.BinaryAccuracy, "accuracy", threshold=0.0
     )
     if o.kind == "linear":
-        loss = tf.keras.losses.MeanSquaredError()
+        loss_function = tf.keras.losses.MeanSquaredError()
         build_metric = functools.partial(tf.keras.metrics.MeanSquaredError, "mean_squared_error")
     return Task(
         name="regression",
@@ -31,7 +31,7 @@ def build_task(o: RegressionOptions) -> Task:
         client_examples=lambda client_id: data.client_examples(o, int(client_id)),
         evaluation_examples=functools.cache(functools.partial(data.split_examples, o)),
         build_model=functools.partial(build_model, features=o.features),
-        loss=loss,
+        loss=loss_function,
         metrics=lambda: [build_metric()],
         batch_size=o.batch_size,
     )
@@ -48,5 +48,5 @@ def build_model(seed: int, *, features: int) -> Any:
       features: number of weights.
     """
     del seed
-    layer = tf.keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
-    return tf.keras.Sequential([tf.keras.Input((features,)), layer], name="regression")
+    output_layer = tf.keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
+    return tf.keras.Sequential([tf.keras.Input((features,)), output_layer], name="regression")

@@ -1,5 +1,5 @@
-"""StackOverflow next-word prediction task: data file, synthetic substitute, import of texts, model
-and task.
+"""StackOverflow next-word prediction task. The package has the reader of the data file, a synthetic
+substitute, the import of texts, the model and the task.
 """
 
 from typing import TYPE_CHECKING

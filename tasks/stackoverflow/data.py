@@ -1,5 +1,5 @@
-"""Reader of StackOverflow data files: TFF's own file, or synthetic or imported text in the same
-format.
+"""Reader of StackOverflow data files, which are TFF's own file, or synthetic or imported text in
+the same format.
 """
 
 import contextlib
@@ -45,20 +45,20 @@ class Corpus(ClientDatabase):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        train = "SELECT client_id FROM client_metadata WHERE split_name = 'train' LIMIT 1"
-        if not list(self.rows(train)):
+        train_query = "SELECT client_id FROM client_metadata WHERE split_name = 'train' LIMIT 1"
+        if not list(self.rows(train_query)):
             raise ValueError(
                 f"{self.path} has no train split, so there is nobody to train on: {self.hint}"
             )
-        records = self.rows("SELECT serialized_example_proto FROM examples LIMIT 20")
-        if not any(self.features(record).get("tokens") for (record,) in records):
+        record_rows = self.rows("SELECT serialized_example_proto FROM examples LIMIT 20")
+        if not any(self.features(record).get("tokens") for (record,) in record_rows):
             raise ValueError(
                 f"{self.path} holds no tf.train.Example with the feature 'tokens': {self.hint}"
             )
 
     @property
     def origin(self) -> str:
-        """Origin of the file: "synthetic corpus", "imported text", or else TFF_FILE."""
+        """Origin of the file, which is "synthetic corpus", "imported text" or TFF_FILE."""
         return ORIGINS.get(self.application_id, TFF_FILE)
 
     @property
@@ -80,7 +80,7 @@ class Corpus(ClientDatabase):
 
     @contextlib.contextmanager
     def _decoding(self) -> Iterator[None]:
-        """Adds the file's name, and what to do, to errors that decoding raises in the block."""
+        """Adds the file's name and advice to errors of decoding that are raised in the block."""
         try:
             yield
         except ValueError as error:
@@ -89,8 +89,8 @@ class Corpus(ClientDatabase):
 
 def _bytes(example: dict[str, Feature], name: str) -> bytes:
     """Returns a byte-string feature of an example, or b"" if the example lacks it."""
-    value = example.get(name, b"")
-    return value if isinstance(value, bytes) else b""
+    feature_value = example.get(name, b"")
+    return feature_value if isinstance(feature_value, bytes) else b""
 
 
 def version_of(path: pathlib.Path) -> str:
@@ -100,8 +100,8 @@ def version_of(path: pathlib.Path) -> str:
     real file would take long.
     """
     with path.open("rb") as file:
-        header = file.read(100)
-    return hashlib.sha256(header + str(path.stat().st_size).encode()).hexdigest()[:16]
+        header_bytes = file.read(100)
+    return hashlib.sha256(header_bytes + str(path.stat().st_size).encode()).hexdigest()[:16]
 
 
 def open_corpus(path: str | os.PathLike[str] | None = None) -> Corpus:
@@ -132,38 +132,40 @@ def describe_file(path: str | os.PathLike[str] | None = None) -> dict[str, Any]:
       FileNotFoundError, ValueError: as `open_corpus`.
     """
     corpus = open_corpus(path)
-    splits = {split: _describe_split(corpus, split) for split in SPLITS}
+    description_by_split = {split: _describe_split(corpus, split) for split in SPLITS}
     return {
         "path": str(corpus.path),
         "bytes": corpus.path.stat().st_size,
         "origin": corpus.origin,
-        "splits": splits,
+        "splits": description_by_split,
     }
 
 
 def _describe_split(corpus: Corpus, split: str) -> dict[str, Any]:
     """Describes a split by its sizes and by the content of a sample of its clients."""
-    sizes = corpus.client_sizes(split)
-    if not sizes:
+    size_by_client = corpus.client_sizes(split)
+    if not size_by_client:
         return {"clients": 0, "examples": 0}
-    sample = random.Random(0).sample(list(sizes), min(_DESCRIBED_CLIENTS, len(sizes)))
+    sampled_clients = random.Random(0).sample(
+        list(size_by_client), min(_DESCRIBED_CLIENTS, len(size_by_client))
+    )
     words: Counter[bytes] = Counter()
     lengths: list[int] = []
     dates: list[bytes] = []
-    for client_id in sample:
+    for client_id in sampled_clients:
         for record in corpus.records(split, client_id, _DESCRIBED_SENTENCES):
-            example = corpus.features(record)
-            tokens = _bytes(example, "tokens").split()
+            decoded_example = corpus.features(record)
+            tokens = _bytes(decoded_example, "tokens").split()
             words.update(tokens)
             lengths.append(len(tokens))
-            dates.append(_bytes(example, "creation_date"))
+            dates.append(_bytes(decoded_example, "creation_date"))
     mean_length = float(np.mean(lengths)) if lengths else 0.0
     return {
-        "clients": len(sizes),
-        "examples": sum(sizes.values()),
-        "sentences_per_client": quantiles(list(sizes.values())),
+        "clients": len(size_by_client),
+        "examples": sum(size_by_client.values()),
+        "sentences_per_client": quantiles(list(size_by_client.values())),
         "sample": {
-            "clients": len(sample),
+            "clients": len(sampled_clients),
             "sentences": len(lengths),
             "mean_sentence_length": mean_length,
             "first_date": min(dates, default=b"").decode(errors="replace"),

@@ -23,10 +23,9 @@ import numpy as np
 
 from fedmf.tasks.stackoverflow.lexicon import NOTHING, Lexicon
 
-# Each line has a weight and a clause template. A capital letter stands for a word of one kind.
-# Content words: N noun, V verb, A adjective, T technology (the topic's own name). Small words: D
-# determiner, M modal, P preposition, R adverb (left out in most sentences). All other words are
-# used as they are.
+# Each line has a weight and a clause template. In a template, the letters N, V, A and T stand for a
+# noun, verb, adjective or technology (the topic's name), and D, M, P and R for a determiner, modal,
+# preposition or adverb.
 _QUESTION_CLAUSES = """
 5 i am R trying to V D N
 4 how do i V D N P D N ?
@@ -82,8 +81,8 @@ _COMMON_CLAUSES = """
 2 D N P D N M V D N
 1 <URL>
 """
-# The small words of each kind, from frequent to rare. Their weights fall off as in Zipf's law, and
-# differ between users.
+# The function words of each kind, from frequent to rare. Their weights decrease as in Zipf's law,
+# and differ between users.
 _CHOICES = {
     "D": "the a this my your that each some",
     "M": "can will should could would might must",
@@ -123,14 +122,14 @@ def zipf(size: int, shift: float = 1.5) -> np.ndarray:
 
 def _parse_clauses(text: str) -> tuple[np.ndarray, list[list[str]]]:
     """Parses a table of clauses into their weights and their words."""
-    lines = [line.split() for line in text.strip().splitlines()]
-    return np.array([float(line[0]) for line in lines]), [line[1:] for line in lines]
+    split_lines = [line.split() for line in text.strip().splitlines()]
+    return np.array([float(line[0]) for line in split_lines]), [line[1:] for line in split_lines]
 
 
 @dataclasses.dataclass(frozen=True)
 class Language:
-    """Synthetic language: its words in the order of their ids, and the tables that sentences are
-    drawn from.
+    """Synthetic language, with its words in the order of their ids, and the tables that sentences
+    are drawn from.
 
     Attributes:
       words: id -> word; function words first.
@@ -168,9 +167,11 @@ class Language:
 
 
 def _smallest_vocabulary(topics: int) -> int:
-    """Returns the smallest number of words that suffices for the clauses and topics."""
-    texts = [_QUESTION_CLAUSES, _ANSWER_CLAUSES, _COMMON_CLAUSES, *_CHOICES.values()]
-    function_words = set(" ".join(texts).split())
+    """Returns the smallest vocabulary size that suffices for the clauses and topics of the
+    language.
+    """
+    function_texts = [_QUESTION_CLAUSES, _ANSWER_CLAUSES, _COMMON_CLAUSES, *_CHOICES.values()]
+    function_words = set(" ".join(function_texts).split())
     return len(function_words) + len(_SHARED_NOUNS.split()) + 16 * topics
 
 
@@ -192,14 +193,14 @@ def make_language(vocabulary_size: int, topics: int) -> Language:
             f"{smallest_vocabulary}+"
         )
     lexicon = Lexicon()
-    # Words get their ids in the order in which they are added here.
+    # Words get their ids in the order in which they are added to the lexicon.
     q_weights, questions = _parse_clauses(_QUESTION_CLAUSES)
     a_weights, answers = _parse_clauses(_ANSWER_CLAUSES)
     c_weights, common = _parse_clauses(_COMMON_CLAUSES)
-    clauses = questions + answers + common
+    all_clauses = questions + answers + common
     question_weights = np.concatenate([q_weights, 0.05 * a_weights, c_weights])
     answer_weights = np.concatenate([0.05 * q_weights, a_weights, c_weights])
-    clause_table = _clause_table(lexicon, clauses)
+    clause_table = _clause_table(lexicon, all_clauses)
     small_words = {_SLOTS[slot]: lexicon.word_ids(text) for slot, text in _CHOICES.items()}
     joints, joint_weights = lexicon.weighted_texts(_JOINTS)
     ends, end_weights = lexicon.weighted_texts(_ENDS)
@@ -207,16 +208,16 @@ def make_language(vocabulary_size: int, topics: int) -> Language:
     technology = lexicon.word_ids(" ".join(topic_names))
     shared_words = lexicon.word_ids(_SHARED_NOUNS)
     nouns, verbs, adjectives = _topic_words(lexicon, vocabulary_size, topics)
-    # The remaining words of the vocabulary are divided equally among the topics. Those that are
-    # left over are shared by all topics, so that the language has exactly `vocabulary_size` words.
+    # The remaining words of the vocabulary are divided equally among the topics. All topics share
+    # the rest of this division, so that the language has exactly `vocabulary_size` words.
     num_remaining = vocabulary_size - len(lexicon.words)
-    remainder = [lexicon.coin_word("et") for _ in range(num_remaining)]
-    shared_words = np.concatenate([shared_words, np.array(remainder, np.int64)])
+    remaining_words = [lexicon.coin_word("et") for _ in range(num_remaining)]
+    shared_words = np.concatenate([shared_words, np.array(remaining_words, np.int64)])
     return Language(
         words=lexicon.words,
         topics=topic_names,
         clauses=clause_table,
-        closed=np.array([clause[-1] in ("?", ":", "<URL>") for clause in clauses]),
+        closed=np.array([clause[-1] in ("?", ":", "<URL>") for clause in all_clauses]),
         question_weights=question_weights / question_weights.sum(),
         answer_weights=answer_weights / answer_weights.sum(),
         joints=joints,
@@ -235,11 +236,11 @@ def make_language(vocabulary_size: int, topics: int) -> Language:
 
 def _clause_table(lexicon: Lexicon, clauses: list[list[str]]) -> np.ndarray:
     """Returns the clauses as rows of word ids and slot codes, padded with NOTHING."""
-    table = np.full((len(clauses), max(map(len, clauses))), NOTHING, np.int64)
-    for row, clause in zip(table, clauses, strict=True):
+    clause_rows = np.full((len(clauses), max(map(len, clauses))), NOTHING, np.int64)
+    for row, clause in zip(clause_rows, clauses, strict=True):
         for position, word in enumerate(clause):
             row[position] = _SLOTS[word] if word in _SLOTS else lexicon.word_id(word)
-    return table
+    return clause_rows
 
 
 def _topic_words(
@@ -253,11 +254,11 @@ def _topic_words(
     num_nouns = words_per_topic * 5 // 10
     num_verbs = words_per_topic * 3 // 10
     num_adjectives = words_per_topic - num_nouns - num_verbs
-    tables = []
+    word_tables = []
     for ending, size in (("et", num_nouns), ("", num_verbs), ("ic", num_adjectives)):
         word_ids = [lexicon.coin_word(ending) for _ in range(topics * size)]
-        tables.append(np.array(word_ids, np.int64).reshape(topics, size))
-    nouns, verbs, adjectives = tables
+        word_tables.append(np.array(word_ids, np.int64).reshape(topics, size))
+    nouns, verbs, adjectives = word_tables
     return nouns, verbs, adjectives
 
 
@@ -268,15 +269,15 @@ def _favourites(
     shared: np.ndarray,
     num_words: int,
 ) -> np.ndarray:
-    """Draws a favourite companion for each word: a noun for each verb and adjective, a verb for
-    each noun.
+    """Draws for each word a favourite companion, which is a noun for a verb or adjective, and a
+    verb for a noun.
     """
-    favourite = np.zeros(num_words, np.int64)
+    favourite_by_word = np.zeros(num_words, np.int64)
     rng = np.random.Generator(np.random.Philox(key=2023))
     for topic in range(len(nouns)):
         for leaders, followers in ((verbs, nouns), (adjectives, nouns), (nouns, verbs)):
-            favourite[leaders[topic]] = rng.choice(
+            favourite_by_word[leaders[topic]] = rng.choice(
                 followers[topic], size=leaders.shape[1], p=zipf(followers.shape[1], 8.0)
             )
-    favourite[shared] = rng.choice(verbs.ravel(), size=len(shared))
-    return favourite
+    favourite_by_word[shared] = rng.choice(verbs.ravel(), size=len(shared))
+    return favourite_by_word

@@ -13,19 +13,22 @@ def _content_word(index: int, ending: str) -> str:
     # Each digit of a number becomes a syllable. The index is multiplied by 7919 first, so that
     # words with neighbouring indices look different.
     onsets = _ONSETS.split()
-    radix = len(onsets) * len(_VOWELS)
+    num_syllable_choices = len(onsets) * len(_VOWELS)
     num_syllables = 2
-    while index >= radix**num_syllables:
-        index -= radix**num_syllables
+    while index >= num_syllable_choices**num_syllables:
+        index -= num_syllable_choices**num_syllables
         num_syllables += 1
-    scrambled_index = index * 7919 % radix**num_syllables
-    digits = [scrambled_index // radix**power % radix for power in range(num_syllables)]
+    scrambled_index = index * 7919 % num_syllable_choices**num_syllables
+    digits = [
+        scrambled_index // num_syllable_choices**power % num_syllable_choices
+        for power in range(num_syllables)
+    ]
     syllables = [onsets[digit % len(onsets)] + _VOWELS[digit // len(onsets)] for digit in digits]
     return "".join(syllables) + ending
 
 
 class Lexicon:
-    """Words with their ids, which are given in the order in which words are added."""
+    """Words with their ids, which count the words in the order in which they are added."""
 
     def __init__(self) -> None:
         self.words: list[str] = []
@@ -45,20 +48,20 @@ class Lexicon:
 
     def coin_word(self, ending: str) -> int:
         """Adds the next synthetic word that does not exist yet, and returns its id."""
-        word = _content_word(self._num_coined, ending)
-        while word in self._id_by_word:
+        coined_word = _content_word(self._num_coined, ending)
+        while coined_word in self._id_by_word:
             self._num_coined += 1
-            word = _content_word(self._num_coined, ending)
+            coined_word = _content_word(self._num_coined, ending)
         self._num_coined += 1
-        return self.word_id(word)
+        return self.word_id(coined_word)
 
     def weighted_texts(
         self, weighted: tuple[tuple[str, float], ...]
     ) -> tuple[np.ndarray, np.ndarray]:
         """Returns texts of at most two words as rows of word ids, with their probabilities."""
         word_weights = np.array([weight for _, weight in weighted])
-        table = np.full((len(weighted), 2), NOTHING, np.int64)
-        for row, (text, _) in zip(table, weighted, strict=True):
+        word_rows = np.full((len(weighted), 2), NOTHING, np.int64)
+        for row, (text, _) in zip(word_rows, weighted, strict=True):
             word_ids = self.word_ids(text)
             row[: len(word_ids)] = word_ids
-        return table, word_weights / word_weights.sum()
+        return word_rows, word_weights / word_weights.sum()

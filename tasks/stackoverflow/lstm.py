@@ -26,13 +26,13 @@ def _recurrence(gates: Any, kernel: Any) -> Any:
     @tf.custom_gradient
     def run(gates: Any, kernel: Any) -> Any:
         """Returns the hidden states, and the function that computes their gradient."""
-        trace = _forward(gates, kernel)
+        forward_trace = _forward(gates, kernel)
 
         def gradient(upstream: Any) -> Any:
             """Returns the gradients with respect to the gates' inputs and the kernel."""
-            return _backward(trace, kernel, upstream)
+            return _backward(forward_trace, kernel, upstream)
 
-        return tf.stack(trace.states[1:]), gradient
+        return tf.stack(forward_trace.states[1:]), gradient
 
     return run(gates, kernel)
 
@@ -53,28 +53,28 @@ class _Trace(NamedTuple):
 
 
 def _forward(gates: Any, kernel: Any) -> _Trace:
-    """Runs the steps of an LSTM, and records their values."""
-    units = kernel.shape[0]
-    steps = tf.unstack(gates)
-    state = tf.zeros_like(steps[0][:, :units])
-    cell = state
-    trace = _Trace([state], [cell], [], [], [])
-    for index, step in enumerate(steps):
-        total = step + tf.matmul(state, kernel) if index else step
+    """Runs the steps of an LSTM, and records the values that the backward pass needs."""
+    num_units = kernel.shape[0]
+    step_inputs = tf.unstack(gates)
+    hidden_state = tf.zeros_like(step_inputs[0][:, :num_units])
+    cell_state = hidden_state
+    trace = _Trace([hidden_state], [cell_state], [], [], [])
+    for index, step in enumerate(step_inputs):
+        gate_inputs = step + tf.matmul(hidden_state, kernel) if index else step
         # One sigmoid is computed for the inputs of all four LSTM gates, although the third gate
         # does not use it. At these sizes, the additional arithmetic costs less than one more
         # operation.
-        opening = tf.sigmoid(total)
-        update, forget, _, output = tf.split(opening, 4, axis=1)
-        candidate = tf.tanh(total[:, 2 * units : 3 * units])
-        cell = forget * cell + update * candidate
-        squashed = tf.tanh(cell)
-        state = output * squashed
+        gate_openings = tf.sigmoid(gate_inputs)
+        update, forget, _, output = tf.split(gate_openings, 4, axis=1)
+        candidate = tf.tanh(gate_inputs[:, 2 * num_units : 3 * num_units])
+        cell_state = forget * cell_state + update * candidate
+        squashed_cell = tf.tanh(cell_state)
+        hidden_state = output * squashed_cell
         trace.candidates.append(candidate)
-        trace.squashed.append(squashed)
-        trace.openings.append(opening)
-        trace.cells.append(cell)
-        trace.states.append(state)
+        trace.squashed.append(squashed_cell)
+        trace.openings.append(gate_openings)
+        trace.cells.append(cell_state)
+        trace.states.append(hidden_state)
     return trace
 
 
@@ -82,34 +82,34 @@ def _backward(trace: _Trace, kernel: Any, upstream: Any) -> tuple[Any, Any]:
     """Computes the gradients of the gates' inputs and the kernel from the gradient of the
     states.
     """
-    units = kernel.shape[0]
+    num_units = kernel.shape[0]
     d_outputs = tf.unstack(upstream)
-    opening = tf.stack(trace.openings)
+    gate_openings = tf.stack(trace.openings)
     candidate = tf.stack(trace.candidates)
     squashed = tf.stack(trace.squashed)
-    update, forget, _, output = tf.split(opening, 4, axis=2)
-    slope = opening * (1.0 - opening)
-    # Derivatives for all steps at once: the first three are those of the cell with respect to the
-    # inputs of the first three gates, and the last is that of the state with respect to the output
-    # gate's input.
+    update, forget, _, output = tf.split(gate_openings, 4, axis=2)
+    sigmoid_slopes = gate_openings * (1.0 - gate_openings)
+    # Derivatives for all steps at once. The first three are those of the cell with respect to the
+    # inputs of the first three gates, and the last one is that of the state with respect to the
+    # output gate's input.
     state_to_cell = tf.unstack(output * (1.0 - squashed * squashed))
-    factors = tf.unstack(
+    gate_derivatives = tf.unstack(
         tf.concat(
             [
-                candidate * slope[:, :, :units],
-                tf.stack(trace.cells[:-1]) * slope[:, :, units : 2 * units],
+                candidate * sigmoid_slopes[:, :, :num_units],
+                tf.stack(trace.cells[:-1]) * sigmoid_slopes[:, :, num_units : 2 * num_units],
                 update * (1.0 - candidate * candidate),
-                squashed * slope[:, :, 3 * units :],
+                squashed * sigmoid_slopes[:, :, 3 * num_units :],
             ],
             axis=2,
         )
     )
     forget_gates = tf.unstack(forget)
     # Multiplying by a transposed copy takes a third of the time of matmul with transpose_b. The
-    # copy is made in two halves, because TensorFlow's graph optimiser would fold a single
-    # transposition back into the matmul.
-    halves = tf.split(kernel, 2, axis=1)
-    transposed_weights = tf.concat([tf.transpose(half) for half in halves], axis=0)
+    # copy consists of two halves, because TensorFlow would undo a single transposition when it
+    # optimises the graph.
+    kernel_halves = tf.split(kernel, 2, axis=1)
+    transposed_weights = tf.concat([tf.transpose(half) for half in kernel_halves], axis=0)
     d_gates: list[Any] = []
     d_state = None
     d_cell = None
@@ -117,7 +117,9 @@ def _backward(trace: _Trace, kernel: Any, upstream: Any) -> tuple[Any, Any]:
         d_state = d_outputs[step] if d_state is None else d_outputs[step] + d_state
         through_state = d_state * state_to_cell[step]
         d_cell = through_state if d_cell is None else through_state + d_cell
-        d_gates.append(tf.concat([d_cell, d_cell, d_cell, d_state], axis=1) * factors[step])
+        d_gates.append(
+            tf.concat([d_cell, d_cell, d_cell, d_state], axis=1) * gate_derivatives[step]
+        )
         if step:
             d_cell = d_cell * forget_gates[step]
             d_state = tf.matmul(d_gates[-1], transposed_weights)
@@ -136,9 +138,9 @@ def with_keras_lstm(model: Any) -> Any:
         layer_type = tf.keras.layers.LSTM if is_unrolled else type(layer)
         return layer_type.from_config(layer.get_config())
 
-    copy = tf.keras.models.clone_model(model, clone_function=copy_layer)
-    copy.set_weights(model.get_weights())
-    return copy
+    model_copy = tf.keras.models.clone_model(model, clone_function=copy_layer)
+    model_copy.set_weights(model.get_weights())
+    return model_copy
 
 
 class UnrolledLSTM(tf.keras.layers.LSTM):
@@ -157,14 +159,14 @@ class UnrolledLSTM(tf.keras.layers.LSTM):
         if there is none.
         """
         del training, initial_state
-        steps = tf.transpose(inputs, [1, 0, 2])
-        gates = tf.tensordot(steps, self.cell.kernel, axes=1) + self.cell.bias
-        states = _recurrence(gates, tf.convert_to_tensor(self.cell.recurrent_kernel))
-        states = tf.transpose(states, [1, 0, 2])
+        step_inputs = tf.transpose(inputs, [1, 0, 2])
+        gates = tf.tensordot(step_inputs, self.cell.kernel, axes=1) + self.cell.bias
+        hidden_states = _recurrence(gates, tf.convert_to_tensor(self.cell.recurrent_kernel))
+        hidden_states = tf.transpose(hidden_states, [1, 0, 2])
         if mask is None:
-            return states
+            return hidden_states
         last_position = tf.reduce_sum(tf.cast(mask, tf.int32), axis=1) - 1
-        # A sequence without words has last_position -1, for which the one-hot row is all 0.
-        is_last = tf.one_hot(last_position, states.shape[1], dtype=states.dtype)
-        last_state = tf.reduce_sum(states * is_last[:, :, None], axis=1, keepdims=True)
-        return tf.where(mask[:, :, None], states, last_state)
+        # A sequence without words has last_position -1, for which the row of `is_last` is 0.
+        is_last = tf.one_hot(last_position, hidden_states.shape[1], dtype=hidden_states.dtype)
+        last_state = tf.reduce_sum(hidden_states * is_last[:, :, None], axis=1, keepdims=True)
+        return tf.where(mask[:, :, None], hidden_states, last_state)

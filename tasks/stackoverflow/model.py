@@ -46,8 +46,8 @@ def build_model(
       form: "plain" or "published".
     """
     is_published = checks.one_of("form", form, MODELS) == "published"
-    classes = SpecialIds(vocabulary_size).classes
-    seeds = iter(np.random.SeedSequence(seed).generate_state(5).astype(np.int64).tolist())
+    num_classes = SpecialIds(vocabulary_size).classes
+    layer_seeds = iter(np.random.SeedSequence(seed).generate_state(5).astype(np.int64).tolist())
     initializers = tf.keras.initializers
     layers = tf.keras.layers
     inputs = tf.keras.Input((sequence_length,), dtype=tf.int32, name="words")
@@ -56,34 +56,36 @@ def build_model(
     if is_published:
         gate_initializer = initializers.HeNormal
         dense_initializer = initializers.GlorotNormal
-    uniform = initializers.RandomUniform(-0.05, 0.05, seed=next(seeds))
-    hidden = layers.Embedding(
-        classes,
+    embedding_initializer = initializers.RandomUniform(-0.05, 0.05, seed=next(layer_seeds))
+    hidden_tensor = layers.Embedding(
+        num_classes,
         embedding_size,
-        embeddings_initializer=uniform,
+        embeddings_initializer=embedding_initializer,
         mask_zero=is_published,
         name="embedding",
     )(inputs)
-    hidden = UnrolledLSTM(
+    hidden_tensor = UnrolledLSTM(
         lstm_size,
         return_sequences=True,
-        kernel_initializer=gate_initializer(seed=next(seeds)),
-        recurrent_initializer=initializers.Orthogonal(seed=next(seeds)),
+        kernel_initializer=gate_initializer(seed=next(layer_seeds)),
+        recurrent_initializer=initializers.Orthogonal(seed=next(layer_seeds)),
         name="lstm",
-    )(hidden)
-    for name, width in (("projection", embedding_size), ("logits", classes)):
-        kernel_initializer = dense_initializer(seed=next(seeds))
-        hidden = layers.Dense(width, kernel_initializer=kernel_initializer, name=name)(hidden)
-    return tf.keras.Model(inputs, hidden, name="next_word")
+    )(hidden_tensor)
+    for name, width in (("projection", embedding_size), ("logits", num_classes)):
+        kernel_initializer = dense_initializer(seed=next(layer_seeds))
+        hidden_tensor = layers.Dense(width, kernel_initializer=kernel_initializer, name=name)(
+            hidden_tensor
+        )
+    return tf.keras.Model(inputs, hidden_tensor, name="next_word")
 
 
 def _loss_weights(kind: str, labels: Any, example_weights: Any) -> Any:
     """Returns the weight of each position in the mean loss, float32 of shape (batch, length)."""
     # tf.not_equal is used, because `labels != 0` compares two Python objects in TFF's graphs, so
     # that every position would count as a word.
-    words = tf.cast(tf.not_equal(labels, 0), tf.float32)
-    positions = tf.ones_like(words) if kind == "published" else words
-    return positions * example_weights[:, None]
+    is_word = tf.cast(tf.not_equal(labels, 0), tf.float32)
+    position_weights = tf.ones_like(is_word) if kind == "published" else is_word
+    return position_weights * example_weights[:, None]
 
 
 def make_loss(kind: str) -> Callable[[Any, Any, Any], Any]:

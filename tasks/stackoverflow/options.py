@@ -10,7 +10,8 @@ MODELS = ("plain", "published")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StackOverflowOptions(fields.Checked):
-    """Sizes of the StackOverflow task. The defaults are those of the published experiments.
+    """Options of the StackOverflow task for its data, its sizes and its model. The defaults are
+    those of the published experiments.
 
     Each field has its own help text.
 
@@ -54,8 +55,8 @@ class StackOverflowOptions(fields.Checked):
     )
 
     def on_data(self, data: str) -> "StackOverflowOptions":
-        """Returns the options for another data file, where words keep the ids that they have
-        now.
+        """Returns the options for another data file, in which words keep the ids that they have for
+        the present file.
         """
         from fedmf.tasks.stackoverflow.data import open_corpus
 

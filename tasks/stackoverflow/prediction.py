@@ -30,34 +30,36 @@ def next_words(run: Run, text: str, count: int = 5) -> dict[str, Any]:
     Raises:
       ValueError: another task's run, one without vocabulary.json, or one that is not finished.
     """
-    path = run.path / VOCABULARY
-    if not path.exists():
+    vocabulary_path = run.path / VOCABULARY
+    if not vocabulary_path.exists():
         raise ValueError(
             f"{run.path} has no {VOCABULARY}: name a next-word run, trained by a fedmf that writes "
             "the words into the run folder"
         )
-    vocabulary = RunVocabulary.read(path)
+    vocabulary = RunVocabulary.read(vocabulary_path)
     preprocessor = Preprocessor(
         vocabulary.words, vocabulary.vocabulary_size, vocabulary.sequence_length
     )
-    words = text.split()
+    text_words = text.split()
     vocabulary_words = set(vocabulary.words)
     # The marker of a sentence's beginning takes one of the positions that the model reads.
-    read_words = words[-(vocabulary.sequence_length - 1) :]
+    read_words = text_words[-(vocabulary.sequence_length - 1) :]
     if vocabulary.sequence_length == 1:
         read_words = []
     x, _ = preprocessor.encode([" ".join(read_words)])
     logits = _model_of(run, vocabulary)(x).numpy()[0, len(read_words)].astype(np.float64)
     probabilities = np.exp(logits - logits.max())
     probabilities /= probabilities.sum()
-    ids = preprocessor.ids
-    names = dict(enumerate(vocabulary.words, 1)) | {ids.end: END_OF_SENTENCE}
+    special_ids = preprocessor.ids
+    word_by_id = dict(enumerate(vocabulary.words, 1)) | {special_ids.end: END_OF_SENTENCE}
     likely_indices = [
-        index for index in np.argsort(-probabilities, kind="stable").tolist() if index in names
+        index for index in np.argsort(-probabilities, kind="stable").tolist() if index in word_by_id
     ]
     return {
-        "words": {names[index]: float(probabilities[index]) for index in likely_indices[:count]},
-        "unknown": [word for word in words if word not in vocabulary_words],
+        "words": {
+            word_by_id[index]: float(probabilities[index]) for index in likely_indices[:count]
+        },
+        "unknown": [word for word in text_words if word not in vocabulary_words],
     }
 
 

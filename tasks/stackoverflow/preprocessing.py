@@ -62,18 +62,18 @@ class Preprocessor:
         Returns:
           (x, y), int32, each of shape (number of sentences, length).
         """
-        id_of = self._id_by_word.get
+        find_id = self._id_by_word.get
         unknown_id = self.ids.out_of_vocabulary
-        length = self.length
+        sequence_length = self.length
         encoded_rows = []
         for sentence in sentences:
             encoded_sentence = sentence.encode() if isinstance(sentence, str) else sentence
-            words = encoded_sentence.split()[:length]
-            row = [self.ids.begin]
-            row += [id_of(word, unknown_id) for word in words]
-            if len(words) < length:
-                row.append(self.ids.end)
-                row += [PAD] * (length + 1 - len(row))
-            encoded_rows.append(row)
-        table = np.array(encoded_rows, np.int32).reshape(len(encoded_rows), length + 1)
-        return np.ascontiguousarray(table[:, :-1]), np.ascontiguousarray(table[:, 1:])
+            sentence_words = encoded_sentence.split()[:sequence_length]
+            id_row = [self.ids.begin]
+            id_row += [find_id(word, unknown_id) for word in sentence_words]
+            if len(sentence_words) < sequence_length:
+                id_row.append(self.ids.end)
+                id_row += [PAD] * (sequence_length + 1 - len(id_row))
+            encoded_rows.append(id_row)
+        id_table = np.array(encoded_rows, np.int32).reshape(len(encoded_rows), sequence_length + 1)
+        return np.ascontiguousarray(id_table[:, :-1]), np.ascontiguousarray(id_table[:, 1:])

@@ -31,8 +31,8 @@ def split_sentences(text: str) -> list[str]:
     # uncomposed in lower case.
     text = unicodedata.normalize("NFC", text.replace("’", "'").lower())
     text = _SENTENCE_END.sub(r"\1\n", _URL.sub("<url>", text))
-    token = _token_pattern(ascii_only=text.isascii())
-    sentences = [" ".join(token.findall(line)) for line in text.splitlines()]
+    token_pattern = _token_pattern(ascii_only=text.isascii())
+    sentences = [" ".join(token_pattern.findall(line)) for line in text.splitlines()]
     return [sentence for sentence in sentences if sentence]
 
 
@@ -44,12 +44,14 @@ def _token_pattern(*, ascii_only: bool) -> re.Pattern[str]:
     visible character.
     """
     characters = [chr(code) for code in range(128 if ascii_only else sys.maxunicode + 1)]
-    invisible = "".join(c for c in characters if unicodedata.category(c) in ("Cc", "Cf"))
+    invisible_characters = "".join(c for c in characters if unicodedata.category(c) in ("Cc", "Cf"))
     # Accents and vowel signs belong to their word, although `\w` leaves them out. The two joiners
     # occur inside words of Persian and Hindi.
-    marks = ""
+    mark_characters = ""
     if not ascii_only:
-        marks = "".join(c for c in characters if unicodedata.category(c)[0] == "M")
-        marks += "\u200c\u200d"
-    word = rf"\w[\w{marks}]*" if marks else r"\w+"
-    return re.compile(rf"<url>|{word}(?:['-]{word})*|[^\w\s{marks}{invisible}]")
+        mark_characters = "".join(c for c in characters if unicodedata.category(c)[0] == "M")
+        mark_characters += "\u200c\u200d"
+    word_pattern = rf"\w[\w{mark_characters}]*" if mark_characters else r"\w+"
+    return re.compile(
+        rf"<url>|{word_pattern}(?:['-]{word_pattern})*|[^\w\s{mark_characters}{invisible_characters}]"
+    )

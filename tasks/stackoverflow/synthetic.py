@@ -66,37 +66,39 @@ def write_synthetic_corpus(
       ValueError: an argument out of range, an existing file without `overwrite`, or a folder that
         cannot be written.
     """
-    hint = "use a whole number"
-    checks.integer("clients", clients, low=1, high=100_000_000, hint=hint)
-    checks.integer("seed", seed, low=0, high=2**63 - 1, hint=hint)
-    checks.integer("vocabulary_size", vocabulary_size, low=1, high=10_000_000, hint=hint)
-    mean = checks.finite_float("sentences_per_client", sentences_per_client, hint="use 4 or more")
-    if not 4 <= mean <= 100_000:
-        raise ValueError(f"sentences_per_client={mean:g} must lie between 4 and 100000")
-    words = language.make_language(vocabulary_size, _TOPICS)
+    seed_hint = "use a whole number"
+    checks.integer("clients", clients, low=1, high=100_000_000, hint=seed_hint)
+    checks.integer("seed", seed, low=0, high=2**63 - 1, hint=seed_hint)
+    checks.integer("vocabulary_size", vocabulary_size, low=1, high=10_000_000, hint=seed_hint)
+    mean_sentences = checks.finite_float(
+        "sentences_per_client", sentences_per_client, hint="use 4 or more"
+    )
+    if not 4 <= mean_sentences <= 100_000:
+        raise ValueError(f"sentences_per_client={mean_sentences:g} must lie between 4 and 100000")
+    synthetic_language = language.make_language(vocabulary_size, _TOPICS)
     path = expanded(path)
-    users = _users(clients)
-    total = sum(len(numbers) for numbers in users.values())
+    users_by_split = _users(clients)
+    num_users = sum(len(numbers) for numbers in users_by_split.values())
     with (
         data_file.create(path, data_file.SYNTHETIC, overwrite=overwrite) as connection,
         progress_bar.bar(
-            total=total, desc=f"writing {path.name}", unit="client", disable=not progress
+            total=num_users, desc=f"writing {path.name}", unit="client", disable=not progress
         ) as bar,
     ):
         for split in data_file.SPLITS:
-            split_mean = mean / 2 if split == "test" else mean
-            for start in range(0, len(users[split]), _CLIENTS_PER_TRANSACTION):
-                block = users[split][start : start + _CLIENTS_PER_TRANSACTION]
-                for number in map(int, block):
-                    records = _records(words, split, number, split_mean, seed)
+            split_mean = mean_sentences / 2 if split == "test" else mean_sentences
+            for start in range(0, len(users_by_split[split]), _CLIENTS_PER_TRANSACTION):
+                user_block = users_by_split[split][start : start + _CLIENTS_PER_TRANSACTION]
+                for number in map(int, user_block):
+                    records = _records(synthetic_language, split, number, split_mean, seed)
                     data_file.write_client(connection, str(number), split, records)
                 connection.commit()
-                bar.update(len(block))
+                bar.update(len(user_block))
     return path
 
 
 def _users(clients: int) -> dict[str, np.ndarray]:
-    """Returns a mapping from split to the numbers of its users.
+    """Returns the numbers of the users in each split of the data.
 
     Multiples of ten are held out. Four in five test users are train users.
     """
@@ -104,19 +106,20 @@ def _users(clients: int) -> dict[str, np.ndarray]:
     num_test = round(clients * _TEST_USERS)
     num_shared = min(clients, num_test * 4 // 5)
     user_index = np.arange(clients + num_test - num_shared)
-    # This formula gives the whole numbers that are not multiples of ten, in ascending order.
-    numbers = 10 * (user_index // 9) + user_index % 9 + 1
-    step = clients / max(num_shared, 1)
-    shared_numbers = numbers[(np.arange(num_shared) * step).astype(np.int64)]
+    # Numbers that are not multiples of ten, in ascending order. The multiples of ten are held-out
+    # users.
+    user_numbers = 10 * (user_index // 9) + user_index % 9 + 1
+    shared_step = clients / max(num_shared, 1)
+    shared_numbers = user_numbers[(np.arange(num_shared) * shared_step).astype(np.int64)]
     return {
-        "train": numbers[:clients],
+        "train": user_numbers[:clients],
         "heldout": heldout_numbers,
-        "test": np.concatenate([shared_numbers, numbers[clients:]]),
+        "test": np.concatenate([shared_numbers, user_numbers[clients:]]),
     }
 
 
 def _generator(seed: int, user: int, stream: int) -> np.random.Generator:
-    """Returns the random generator for one of a user's streams of random numbers."""
+    """Returns the random generator of a user for one purpose, which `stream` numbers."""
     return np.random.Generator(np.random.Philox(key=np.array([seed, 4 * user + stream], np.uint64)))
 
 
@@ -124,50 +127,52 @@ def _records(
     words: language.Language, split: str, user: int, mean: float, seed: int
 ) -> list[bytes]:
     """Draws the serialized examples of one user in one split, oldest post first."""
-    # A user writes in the same style in both splits, so the style's generator does not depend on
-    # the split.
-    style = draw_style(words, _generator(seed, user, 3))
+    # A user who is in two splits writes in the same style in both, so the style's generator does
+    # not depend on the split.
+    user_style = draw_style(words, _generator(seed, user, 3))
     rng = _generator(seed, user, data_file.SPLITS.index(split))
-    spread = 0.7
-    count = max(4, round(min(mean * rng.lognormal(-(spread**2) / 2, spread), 50 * mean)))
-    is_start = rng.random(count) < 1 / _SENTENCES_PER_POST
+    length_spread = 0.7
+    num_sentences = max(
+        4, round(min(mean * rng.lognormal(-(length_spread**2) / 2, length_spread), 50 * mean))
+    )
+    is_start = rng.random(num_sentences) < 1 / _SENTENCES_PER_POST
     is_start[0] = True
     post_index = np.cumsum(is_start) - 1
     num_posts = int(post_index[-1]) + 1
     is_question = rng.random(num_posts) < 0.4
-    post_topic = rng.choice(len(words.topics), size=num_posts, p=style.topic_weights)
+    post_topic = rng.choice(len(words.topics), size=num_posts, p=user_style.topic_weights)
     # A tenth of the sentences are not on the topic of their post, so that a client's vocabulary is
     # not the word list of a single topic.
-    strays = rng.random(count) < 0.1
-    stray_topic = rng.choice(len(words.topics), size=count)
-    topics = np.where(strays, stray_topic, post_topic[post_index])
+    is_stray = rng.random(num_sentences) < 0.1
+    stray_topic = rng.choice(len(words.topics), size=num_sentences)
+    sentence_topics = np.where(is_stray, stray_topic, post_topic[post_index])
     # Sentences and titles (which read like questions) are drawn in one call, because the time
     # depends most on the number of numpy calls.
     ids, lengths = draw_sentences(
         words,
-        style,
-        np.concatenate([topics, post_topic]),
+        user_style,
+        np.concatenate([sentence_topics, post_topic]),
         np.concatenate([is_question[post_index], np.ones(num_posts, bool)]),
         rng,
     )
     texts = _texts(words, ids, lengths)
-    sentences = texts[:count]
-    titles = texts[count:]
-    dates = _dates(split, num_posts, rng)
-    scores = np.floor(rng.exponential(4.0, size=num_posts)).astype(np.int64) - 2
+    sentences = texts[:num_sentences]
+    post_titles = texts[num_sentences:]
+    post_dates = _dates(split, num_posts, rng)
+    post_scores = np.floor(rng.exponential(4.0, size=num_posts)).astype(np.int64) - 2
     num_nouns = words.nouns.shape[1]
     second_tag = rng.choice(num_nouns, size=num_posts, p=language.zipf(num_nouns))
     post_features = []
     for i, topic in enumerate(post_topic):
-        tags = f"{words.topics[topic]}|{words.words[words.nouns[topic, second_tag[i]]]}"
-        features = {
-            "creation_date": dates[i].encode(),
-            "score": int(scores[i]),
-            "tags": tags.encode(),
-            "title": titles[i].encode(),
+        post_tags = f"{words.topics[topic]}|{words.words[words.nouns[topic, second_tag[i]]]}"
+        record_features = {
+            "creation_date": post_dates[i].encode(),
+            "score": int(post_scores[i]),
+            "tags": post_tags.encode(),
+            "title": post_titles[i].encode(),
             "type": b"question" if is_question[i] else b"answer",
         }
-        post_features.append(features)
+        post_features.append(record_features)
     return [
         example_proto.encode_example(post_features[i] | {"tokens": sentence.encode()})
         for i, sentence in zip(post_index.tolist(), sentences, strict=True)
@@ -175,11 +180,14 @@ def _records(
 
 
 def _texts(words: language.Language, ids: np.ndarray, lengths: np.ndarray) -> list[str]:
-    """Returns the sentences as texts of words."""
+    """Returns the sentences as texts, in which blanks separate the words."""
     all_words = [words.words[i] for i in ids.tolist()]
     end_offsets = np.cumsum(lengths).tolist()
-    starts = [0, *end_offsets[:-1]]
-    return [" ".join(all_words[start:end]) for start, end in zip(starts, end_offsets, strict=True)]
+    start_offsets = [0, *end_offsets[:-1]]
+    return [
+        " ".join(all_words[start:end])
+        for start, end in zip(start_offsets, end_offsets, strict=True)
+    ]
 
 
 def _dates(split: str, num_posts: int, rng: np.random.Generator) -> list[str]:
@@ -190,12 +198,14 @@ def _dates(split: str, num_posts: int, rng: np.random.Generator) -> list[str]:
         first_day = int(rng.integers(0, _DAYS_BEFORE_2018 - 400))
     if split != "train":
         last_day += _DAYS_AFTER_2018
-    tenths = np.sort(rng.integers(first_day * 864_000, last_day * 864_000, size=num_posts)).tolist()
-    dates = []
-    for tenth in tenths:
+    sorted_tenths = np.sort(
+        rng.integers(first_day * 864_000, last_day * 864_000, size=num_posts)
+    ).tolist()
+    date_texts = []
+    for tenth in sorted_tenths:
         moment = _EPOCH + datetime.timedelta(seconds=tenth // 10)
-        date = moment.strftime("%Y-%m-%d %H:%M:%S")
+        date_text = moment.strftime("%Y-%m-%d %H:%M:%S")
         if tenth % 10:
-            date += f".{tenth % 10}"
-        dates.append(f"{date} UTC")
-    return dates
+            date_text += f".{tenth % 10}"
+        date_texts.append(f"{date_text} UTC")
+    return date_texts

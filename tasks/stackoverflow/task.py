@@ -20,15 +20,14 @@ from fedmf.training.examples import Examples
 # The papers' code takes the validation sentences of `create_tf_dataset_from_all_clients(seed=0)` of
 # TFF 0.87, which shuffles the sorted client ids with this seed.
 _EVALUATION_SEED = 0
-# Largest memory for a cache of the examples that were read last. A demo reads the same few hundred
-# clients in every epoch, and their examples fit easily. The 342,477 clients of the real data, with
-# 256 sentences each, would take 14 GB.
+# Largest memory for a cache of clients' examples. A few hundred clients of a demo fit easily, but
+# the 342,477 clients of the real data would take 14 GB.
 MAX_CACHE_BYTES = 256 << 20
 
 
 class _Cache:
-    """Cache of the examples of clients that were read last, up to MAX_CACHE_BYTES, in a small
-    integer type.
+    """Cache of the most recently read clients' examples, up to MAX_CACHE_BYTES, in a small integer
+    type.
     """
 
     def __init__(self, read: Callable[[str], Examples], classes: int) -> None:
@@ -69,12 +68,14 @@ def build_task(o: StackOverflowOptions, *, progress: bool = True) -> Task:
       FileNotFoundError: no data file; the message says what to put where.
       ValueError: a damaged file, or an empty test split.
     """
-    loss = model.make_loss(o.loss)
-    sizes = {name: getattr(o, name) for name in ("vocabulary_size", "embedding_size", "lstm_size")}
+    loss_function = model.make_loss(o.loss)
+    model_sizes = {
+        name: getattr(o, name) for name in ("vocabulary_size", "embedding_size", "lstm_size")
+    }
     corpus = data.open_corpus(o.data)
     word_corpus = corpus if o.vocabulary_data is None else data.open_corpus(o.vocabulary_data)
-    words = vocabulary.load_vocabulary(word_corpus, o.vocabulary_size, progress=progress)
-    preprocessor = Preprocessor(words.words, o.vocabulary_size, o.sequence_length)
+    task_vocabulary = vocabulary.load_vocabulary(word_corpus, o.vocabulary_size, progress=progress)
+    preprocessor = Preprocessor(task_vocabulary.words, o.vocabulary_size, o.sequence_length)
     client_ids = tuple(corpus.client_sizes("train"))[: o.max_clients]
     train_clients = frozenset(client_ids)
 
@@ -85,9 +86,9 @@ def build_task(o: StackOverflowOptions, *, progress: bool = True) -> Task:
             "need at least one each"
         )
     num_validation = min(o.validation_sentences, num_sentences // 2)
-    stop = num_sentences
+    test_stop = num_sentences
     if o.test_sentences is not None:
-        stop = min(num_sentences, num_validation + o.test_sentences)
+        test_stop = min(num_sentences, num_validation + o.test_sentences)
 
     def read_client(client_id: str) -> Examples:
         """Reads a client's examples."""
@@ -104,7 +105,7 @@ def build_task(o: StackOverflowOptions, *, progress: bool = True) -> Task:
         if split == "validation":
             return _encode_slice(corpus, preprocessor, 0, num_validation, progress)
         if split == "test":
-            return _encode_slice(corpus, preprocessor, num_validation, stop, progress)
+            return _encode_slice(corpus, preprocessor, num_validation, test_stop, progress)
         raise ValueError(f"split={split!r} must be 'validation' or 'test'")
 
     # The description leaves out the file's name, because a run may be resumed on the same data
@@ -112,12 +113,12 @@ def build_task(o: StackOverflowOptions, *, progress: bool = True) -> Task:
     description = (
         f"StackOverflow next-word prediction on the {corpus.origin}: {len(client_ids)} train "
         f"clients of at most {o.max_sentences} sentences, "
-        + _model_description(o, words)
+        + _model_description(o, task_vocabulary)
         + f"; {num_validation} validation sentences"
     )
     if num_validation < o.validation_sentences:
         description += f" (half of the test split: fewer than 2 x {o.validation_sentences})"
-    description += f", {stop - num_validation} test sentences"
+    description += f", {test_stop - num_validation} test sentences"
     synthetic_clients = ""
     if corpus.application_id == SYNTHETIC:
         synthetic_clients = f"{len(client_ids)} clients of a synthetic corpus, which fedmf wrote"
@@ -125,41 +126,43 @@ def build_task(o: StackOverflowOptions, *, progress: bool = True) -> Task:
         name="stackoverflow_nwp",
         description=description,
         synthetic_clients=synthetic_clients,
-        # The vocabulary may come from a file of its own, which can change while the data file does
+        # The vocabulary may come from a separate file, which can change while the data file does
         # not. The order of clients decides which sentences are for validation, so a run that was
         # validated on other sentences is not resumed.
-        data_version=f"{corpus.version}-{words.version}-shuffle{_EVALUATION_SEED}",
+        data_version=f"{corpus.version}-{task_vocabulary.version}-shuffle{_EVALUATION_SEED}",
         client_ids=client_ids,
         client_examples=_Cache(read_client, preprocessor.ids.classes),
         evaluation_examples=evaluation_examples,
         build_model=functools.partial(
-            model.build_model, sequence_length=o.sequence_length, form=o.model, **sizes
+            model.build_model, sequence_length=o.sequence_length, form=o.model, **model_sizes
         ),
-        loss=loss,
+        loss=loss_function,
         metric_note="leaves out padding, unknown words and sentence ends",
         metrics=functools.partial(model.make_metrics, o.loss, preprocessor.ids),
         batch_size=o.batch_size,
         export_model=with_keras_lstm,
         vocabulary=RunVocabulary(
-            words=words.words,
+            words=task_vocabulary.words,
             vocabulary_size=o.vocabulary_size,
             sequence_length=o.sequence_length,
-            source=words.source,
+            source=task_vocabulary.source,
         ),
-        compiled_epoch=compiled_epoch(**sizes, form=o.model, loss=o.loss, batch_size=o.batch_size),
+        compiled_epoch=compiled_epoch(
+            **model_sizes, form=o.model, loss=o.loss, batch_size=o.batch_size
+        ),
     )
 
 
 def _model_description(o: StackOverflowOptions, words: vocabulary.Vocabulary) -> str:
     """Describes vocabulary, model and loss in words, for reports."""
-    text = f"{o.vocabulary_size} words"
+    words_text = f"{o.vocabulary_size} words"
     if len(words.words) < o.vocabulary_size:
-        text += f", only {len(words.words)} of them occur"
-    text += f", {words.source}; sequences of {o.sequence_length}; "
-    text += f"embedding {o.embedding_size}, LSTM {o.lstm_size}"
+        words_text += f", only {len(words.words)} of them occur"
+    words_text += f", {words.source}; sequences of {o.sequence_length}; "
+    words_text += f"embedding {o.embedding_size}, LSTM {o.lstm_size}"
     if o.model == "published":
-        text += ", published form"
-    return f"{text}; {o.loss} loss"
+        words_text += ", published form"
+    return f"{words_text}; {o.loss} loss"
 
 
 def evaluation_order(client_ids: Iterable[str]) -> list[str]:
@@ -176,8 +179,8 @@ def evaluation_order(client_ids: Iterable[str]) -> list[str]:
 def _encode_slice(
     corpus: data.Corpus, preprocessor: Preprocessor, start: int, stop: int, progress: bool
 ) -> Examples:
-    """Encodes the sentences number `start` to `stop` - 1 of the test split, with clients in the
-    order of `evaluation_order`.
+    """Encodes the sentences from number `start` to `stop` - 1 of the test split, with clients in
+    the order of `evaluation_order`.
 
     The arrays that are returned are read-only.
     """
@@ -199,14 +202,14 @@ def _encode_slice(
             size = sizes[client_id]
             client_stop = client_start + size
             first_row = max(client_start, start)
-            end = min(client_stop, stop)
-            if first_row < end:
+            end_row = min(client_stop, stop)
+            if first_row < end_row:
                 sentences = _all_sentences(corpus, client_id, size)
-                rows = slice(first_row - start, end - start)
-                x[rows], y[rows] = preprocessor.encode(
-                    sentences[first_row - client_start : end - client_start]
+                row_slice = slice(first_row - start, end_row - start)
+                x[row_slice], y[row_slice] = preprocessor.encode(
+                    sentences[first_row - client_start : end_row - client_start]
                 )
-                bar.update(end - first_row)
+                bar.update(end_row - first_row)
             client_start = client_stop
     x.flags.writeable = False
     y.flags.writeable = False

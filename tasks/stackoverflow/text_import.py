@@ -23,7 +23,7 @@ from fedmf.terminal import progress_bar
 if TYPE_CHECKING:
     import duckdb
 
-# Memory in which DuckDB sorts, in bytes. It uses temporary files for more data.
+# Largest memory, in bytes, in which DuckDB sorts. For more data it uses temporary files.
 _MEMORY_BYTES = 10**9
 _FETCHED_ROWS = 1000
 # Features of a record that an import leaves empty. Every record needs them, because TFF's parser
@@ -42,7 +42,7 @@ _seed = functools.partial(checks.integer, low=0, high=2**63 - 1, hint="pass a wh
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ImportOptions(fields.Checked):
-    """Options of an import: the names of the columns, and how users are split.
+    """Options of an import, with the names of the columns, and how users are divided into splits.
 
     Attributes:
       user_column: name of the column of users.
@@ -89,9 +89,9 @@ class ImportOptions(fields.Checked):
         """Returns the split of a user from a keyed hash, so that it does not depend on other
         users.
         """
-        key = self.seed.to_bytes(8, "big")
-        digest = hashlib.blake2b(user.encode(), key=key, digest_size=8).digest()
-        uniform_number = int.from_bytes(digest, "big") / 2**64
+        hash_key = self.seed.to_bytes(8, "big")
+        user_digest = hashlib.blake2b(user.encode(), key=hash_key, digest_size=8).digest()
+        uniform_number = int.from_bytes(user_digest, "big") / 2**64
         if uniform_number < self.test_users:
             return "test"
         if uniform_number < self.test_users + self.heldout_users:
@@ -155,9 +155,9 @@ def import_text(
     path = expanded(path)
     out = expanded(out)
     if not path.is_file():
-        fault = "is not a file" if path.exists() else "does not exist"
+        path_fault = "is not a file" if path.exists() else "does not exist"
         raise FileNotFoundError(
-            f"{path} {fault}: name a CSV, JSON lines or Parquet file of users and texts"
+            f"{path} {path_fault}: name a CSV, JSON lines or Parquet file of users and texts"
         )
     if out.exists() and out.samefile(path):
         raise ValueError(f"out={str(out)!r} is the file that is read: choose another name")
@@ -198,22 +198,22 @@ def _load(
     options: ImportOptions,
     scratch: str | os.PathLike[str],
 ) -> tuple[int, int, int]:
-    """Loads the file into the DuckDB table `texts`.
+    """Loads a file of texts into the DuckDB table `texts`.
 
     Returns the numbers of rows, of rows without a user, and of users in several spellings.
     """
     import duckdb
 
     visible_sql = f"trim({tables.visible_text_sql('spelling')})"
-    columns = {"user_column": options.user_column, "text_column": options.text_column}
+    source_columns = {"user_column": options.user_column, "text_column": options.text_column}
     try:
-        scan = tables.scan_file(db, path, columns, scratch, ids=("user_column",))
-        user, text = scan.columns
+        source_sql = tables.scan_file(db, path, source_columns, scratch, ids=("user_column",))
+        user, text = source_sql.columns
         db.execute(
             f"CREATE TABLE texts AS SELECT nullif({visible_sql}, '') AS client, "
             f"nullif(spelling, {visible_sql}) AS spelling, text, fault FROM "
             f"(SELECT {user}::VARCHAR AS spelling, {text}::VARCHAR AS text, "
-            f"{scan.fault} AS fault FROM {scan.table})"
+            f"{source_sql.fault} AS fault FROM {source_sql.table})"
         )
         faulty_row = db.execute(
             "SELECT rowid + 1, fault FROM texts WHERE fault IS NOT NULL ORDER BY rowid LIMIT 1"

@@ -40,8 +40,8 @@ class Style:
 
 
 def draw_style(language: Language, rng: np.random.Generator) -> Style:
-    """Draws a user's style: the weights of topics and clauses, the length of sentences, and four
-    nouns that the user prefers.
+    """Draws the writing style of a user, which has weights of topics and clauses, the length of
+    sentences, and four preferred nouns.
     """
     num_topics = len(language.topics)
     topic_weights = rng.dirichlet(np.maximum(0.35 * num_topics * zipf(num_topics, 3.0), 0.05))
@@ -105,21 +105,23 @@ def draw_sentences(
         join_uniform = uniform_numbers[:, 2 + 2 * index]
         question_clause = _choose(style.question_weights, clause_uniform)
         answer_clause = _choose(style.answer_weights, clause_uniform)
-        clause = np.where(questions, question_clause, answer_clause)
+        clause_index = np.where(questions, question_clause, answer_clause)
         is_present = (index < num_clauses)[:, None]
-        sentence_pieces.append(np.where(is_present, language.clauses[clause], NOTHING))
+        sentence_pieces.append(np.where(is_present, language.clauses[clause_index], NOTHING))
         is_last = np.equal(index + 1, num_clauses)[:, None]
         is_followed = np.less(index + 1, num_clauses)[:, None]
-        joint = language.joints[_choose(language.joint_weights, join_uniform)]
-        end = language.ends[_choose(language.end_weights, join_uniform)]
-        join = np.where(is_last, end, np.where(is_followed, joint, NOTHING))
+        joint_codes = language.joints[_choose(language.joint_weights, join_uniform)]
+        end_codes = language.ends[_choose(language.end_weights, join_uniform)]
+        join_codes = np.where(is_last, end_codes, np.where(is_followed, joint_codes, NOTHING))
         # No punctuation is added after a clause that ends in its own punctuation.
-        sentence_pieces.append(np.where(language.closed[clause][:, None], NOTHING, join))
-    codes = np.concatenate(sentence_pieces, axis=1)
-    has_adverb = rng.random(codes.shape) < _ADVERB_PROBABILITY
-    is_word = (codes != NOTHING) & ((codes != ADVERB) | has_adverb)
+        sentence_pieces.append(
+            np.where(language.closed[clause_index][:, None], NOTHING, join_codes)
+        )
+    word_codes = np.concatenate(sentence_pieces, axis=1)
+    has_adverb = rng.random(word_codes.shape) < _ADVERB_PROBABILITY
+    is_word = (word_codes != NOTHING) & ((word_codes != ADVERB) | has_adverb)
     lengths = is_word.sum(axis=1)
-    word_ids = codes[is_word]
+    word_ids = word_codes[is_word]
     _fill_slots(language, style, topics, word_ids, lengths, rng)
     return word_ids, lengths
 
@@ -142,26 +144,32 @@ def _fill_slots(
         codes[positions] = ids[_choose(style.small[slot], rng.random(len(positions)))]
         # Half of the prepositions are chosen by the topic of the sentence.
         if slot == PREPOSITION:
-            by_topic = positions[rng.random(len(positions)) < 0.5]
-            codes[by_topic] = ids[topics[sentence_of_code[by_topic]] % len(ids)]
-    slots = np.flatnonzero(codes < NOTHING)
-    sentence_of_slot = sentence_of_code[slots]
-    slot_order = np.arange(len(slots)) - np.searchsorted(sentence_of_slot, sentence_of_slot)
+            topical_positions = positions[rng.random(len(positions)) < 0.5]
+            codes[topical_positions] = ids[topics[sentence_of_code[topical_positions]] % len(ids)]
+    slot_positions = np.flatnonzero(codes < NOTHING)
+    sentence_of_slot = sentence_of_code[slot_positions]
+    slot_order = np.arange(len(slot_positions)) - np.searchsorted(
+        sentence_of_slot, sentence_of_slot
+    )
     last_noun = np.full(len(lengths), NOTHING)
-    # For each sentence, the last verb or adjective after which no noun has come yet.
+    # The last verb or adjective of each sentence that no noun has followed yet.
     last_leader = np.full(len(lengths), NOTHING)
     for step in range(int(slot_order.max(initial=-1)) + 1):
         is_next = slot_order == step
-        positions = slots[is_next]
+        positions = slot_positions[is_next]
         sentences = sentence_of_slot[is_next]
-        kind = codes[positions]
-        leader = last_leader[sentences]
+        word_kind = codes[positions]
+        current_leader = last_leader[sentences]
         previous_noun = last_noun[sentences]
-        word = _content_words(language, style, kind, topics[sentences], leader, previous_noun, rng)
-        codes[positions] = word
-        last_noun[sentences] = np.where(kind == NOUN, word, previous_noun)
-        is_leader = (kind == VERB) | (kind == ADJECTIVE)
-        last_leader[sentences] = np.where(is_leader, word, np.where(kind == NOUN, NOTHING, leader))
+        new_words = _content_words(
+            language, style, word_kind, topics[sentences], current_leader, previous_noun, rng
+        )
+        codes[positions] = new_words
+        last_noun[sentences] = np.where(word_kind == NOUN, new_words, previous_noun)
+        is_leader = (word_kind == VERB) | (word_kind == ADJECTIVE)
+        last_leader[sentences] = np.where(
+            is_leader, new_words, np.where(word_kind == NOUN, NOTHING, current_leader)
+        )
 
 
 def _content_words(
@@ -173,28 +181,32 @@ def _content_words(
     previous_noun: np.ndarray,
     rng: np.random.Generator,
 ) -> np.ndarray:
-    """Draws a content word for each slot, given its kind, its topic and the words before it."""
-    coin = rng.random(len(kind))
-    rank = rng.random(len(kind))
+    """Draws a content word (noun, verb, adjective or technology) for each slot, given its kind, its
+    topic and the words before it.
+    """
+    choice_uniform = rng.random(len(kind))
+    rank_uniform = rng.random(len(kind))
 
     def topical(table: np.ndarray) -> np.ndarray:
-        """Returns a word of each slot's topic, where frequent words are likelier."""
-        return table[topic, _zipf_rank(table.shape[1], rank)]
+        """Draws a word of each slot's topic, where frequent words are likelier."""
+        return table[topic, _zipf_rank(table.shape[1], rank_uniform)]
 
     def uniformly(word_ids: np.ndarray) -> np.ndarray:
-        """Draws one of these words for each slot, with equal probabilities."""
-        return word_ids[(rank * len(word_ids)).astype(np.int64)]
+        """Draws one of the words `word_ids` for each slot, with equal probabilities."""
+        return word_ids[(rank_uniform * len(word_ids)).astype(np.int64)]
 
-    shared_noun = language.shared[_zipf_rank(len(language.shared), rank)]
+    shared_noun = language.shared[_zipf_rank(len(language.shared), rank_uniform)]
     has_previous = previous_noun >= 0
-    noun = np.where(coin < 0.10, shared_noun, topical(language.nouns))
-    noun = np.where(coin > 0.90, uniformly(style.own_nouns), noun)
-    noun = np.where(has_previous & (coin > 0.60) & (coin <= 0.90), previous_noun, noun)
-    noun = np.where((leader >= 0) & (coin > 0.40), language.favourite[leader], noun)
-    follows_noun = has_previous & (coin > 0.50)
+    noun = np.where(choice_uniform < 0.10, shared_noun, topical(language.nouns))
+    noun = np.where(choice_uniform > 0.90, uniformly(style.own_nouns), noun)
+    noun = np.where(
+        has_previous & (choice_uniform > 0.60) & (choice_uniform <= 0.90), previous_noun, noun
+    )
+    noun = np.where((leader >= 0) & (choice_uniform > 0.40), language.favourite[leader], noun)
+    follows_noun = has_previous & (choice_uniform > 0.50)
     verb = np.where(follows_noun, language.favourite[previous_noun], topical(language.verbs))
     own_technology = language.technology[topic]
-    technology = np.where(coin > 0.15, own_technology, uniformly(language.technology))
+    technology = np.where(choice_uniform > 0.15, own_technology, uniformly(language.technology))
     return np.select(
         [kind == NOUN, kind == VERB, kind == ADJECTIVE],
         [noun, verb, topical(language.adjectives)],

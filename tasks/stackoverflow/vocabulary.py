@@ -15,7 +15,7 @@ from fedmf.tasks.stackoverflow import data
 from fedmf.terminal import progress_bar
 
 # Words are counted over at most this many users. Counting all 342,477 train users of the real file
-# would take an hour, and the order of frequent words is settled long before.
+# would take an hour, and would hardly change the order of frequent words.
 MAX_COUNTED_CLIENTS = 20_000
 _SAMPLE_SEED = 1
 
@@ -58,64 +58,69 @@ def load_vocabulary(corpus: data.Corpus, size: int, *, progress: bool = True) ->
     Raises:
       ValueError: `size` is not positive, or TFF's word count file is not in its format.
     """
-    path = corpus.path
-    is_real = path.name == data.FILE_NAME and corpus.origin == data.TFF_FILE
+    corpus_path = corpus.path
+    is_real = corpus_path.name == data.FILE_NAME and corpus.origin == data.TFF_FILE
     if is_real:
-        for count_file in count_files(path):
+        for count_file in count_files(corpus_path):
             if count_file.is_file():
                 return Vocabulary(_read_counts(count_file, size), f"TFF's {count_file.name}")
-    cache = path.with_name(path.name + ".word_count")
-    sizes = corpus.client_sizes("train")
-    clients = list(sizes)
-    count_phrase = f"counted over all {len(clients)} train clients"
-    if len(clients) > MAX_COUNTED_CLIENTS:
-        clients = sorted(random.Random(_SAMPLE_SEED).sample(clients, MAX_COUNTED_CLIENTS))
-        count_phrase = f"counted over a sample of {len(clients)} of {len(sizes)} train clients"
+    cache_path = corpus_path.with_name(corpus_path.name + ".word_count")
+    size_by_client = corpus.client_sizes("train")
+    counted_clients = list(size_by_client)
+    count_phrase = f"counted over all {len(counted_clients)} train clients"
+    if len(counted_clients) > MAX_COUNTED_CLIENTS:
+        counted_clients = sorted(
+            random.Random(_SAMPLE_SEED).sample(counted_clients, MAX_COUNTED_CLIENTS)
+        )
+        count_phrase = (
+            f"counted over a sample of {len(counted_clients)} of {len(size_by_client)} train "
+            "clients"
+        )
         if is_real:
             warnings.warn(
                 f"the vocabulary is {count_phrase}, and not that of the published experiments: "
                 "tff.simulation.datasets.stackoverflow.load_word_counts() fetches theirs, or put "
-                f"it at {count_files(path)[0]}",
+                f"it at {count_files(corpus_path)[0]}",
                 stacklevel=2,
             )
-    stat = path.stat()
+    file_stat = corpus_path.stat()
     # The first line of the cache identifies the data file. It cannot be taken for the line of a
     # word, which has exactly two fields, the word and its count.
-    stamp = (
-        f"# fedmf word counts of {stat.st_size} bytes at {stat.st_mtime_ns} ns over "
-        f"{len(clients)} clients"
+    cache_stamp = (
+        f"# fedmf word counts of {file_stat.st_size} bytes at {file_stat.st_mtime_ns} ns over "
+        f"{len(counted_clients)} clients"
     )
-    words = _read_cache(cache, stamp)
-    if words is None:
-        words = _count_words(corpus, clients, progress)
-        _write_cache(cache, stamp, words)
-    return Vocabulary(tuple(word for word, _ in words[:size]), count_phrase)
+    frequent_words = _read_cache(cache_path, cache_stamp)
+    if frequent_words is None:
+        frequent_words = _count_words(corpus, counted_clients, progress)
+        _write_cache(cache_path, cache_stamp, frequent_words)
+    return Vocabulary(tuple(word for word, _ in frequent_words[:size]), count_phrase)
 
 
 def count_files(path: pathlib.Path) -> list[pathlib.Path]:
-    """Returns the paths where TFF's word counts for the data file at `path` may lie.
+    """Returns the paths where the file of TFF's word counts for the data file at `path` may be.
 
     TFF 0.87 keeps the data file in ~/.tff, or in the cache_dir that it is given. Keras keeps the
     counts for it, in ~/.keras/datasets or in the folder datasets of the cache_dir.
     """
-    folders = (path.parent, path.parent / "datasets", pathlib.Path("~/.keras/datasets"))
-    return [folder.expanduser() / "stackoverflow.word_count" for folder in folders]
+    count_folders = (path.parent, path.parent / "datasets", pathlib.Path("~/.keras/datasets"))
+    return [folder.expanduser() / "stackoverflow.word_count" for folder in count_folders]
 
 
 def _read_counts(path: pathlib.Path, size: int) -> tuple[str, ...]:
     """Reads the first words from TFF's file of word counts."""
-    words = []
+    frequent_words = []
     with path.open(encoding="utf-8") as file:
         for number, line in enumerate(file, start=1):
-            fields = line.split()
-            if len(fields) != 2 or not fields[1].isdigit():
+            line_fields = line.split()
+            if len(line_fields) != 2 or not line_fields[1].isdigit():
                 raise ValueError(
                     f"{path}, line {number}, is not `word count`: replace or remove the file"
                 )
-            words.append(fields[0])
-            if len(words) == size:
+            frequent_words.append(line_fields[0])
+            if len(frequent_words) == size:
                 break
-    return tuple(words)
+    return tuple(frequent_words)
 
 
 def _read_cache(cache: pathlib.Path, stamp: str) -> list[tuple[str, int]] | None:
@@ -134,21 +139,21 @@ def _read_cache(cache: pathlib.Path, stamp: str) -> list[tuple[str, int]] | None
 def _count_words(corpus: data.Corpus, clients: list[str], progress: bool) -> list[tuple[str, int]]:
     """Counts for each word the users who use it, and returns the words by descending count."""
     users: Counter[bytes] = Counter()
-    bar = progress_bar.bar(
+    count_bar = progress_bar.bar(
         total=len(clients), desc="counting words", unit="client", disable=not progress
     )
-    with bar:
+    with count_bar:
         for client_id in clients:
             sentences = corpus.sentences("train", client_id)
             users.update({word for sentence in sentences for word in sentence.split()})
-            bar.update()
+            count_bar.update()
     ordered_words = sorted(users.items(), key=lambda item: (-item[1], item[0]))
-    # Counts are text as in TFF's file. Bytes outside UTF-8 do not occur in it.
+    # The counts are stored as text, as in TFF's file, which is valid UTF-8.
     return [(word.decode("utf-8", errors="replace"), count) for word, count in ordered_words]
 
 
 def _write_cache(cache: pathlib.Path, stamp: str, words: list[tuple[str, int]]) -> None:
     """Writes the counts into a file beside the data file, unless the folder is read-only."""
-    lines = "".join(f"{word} {count}\n" for word, count in words)
+    count_lines = "".join(f"{word} {count}\n" for word, count in words)
     with contextlib.suppress(OSError):
-        write_atomically(cache, f"{stamp}\n{lines}", mode=0o600)
+        write_atomically(cache, f"{stamp}\n{count_lines}", mode=0o600)

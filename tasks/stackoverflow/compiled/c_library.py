@@ -27,8 +27,8 @@ def compiler() -> str | None:
     It is $FEDMF_CC, or else the first of cc, gcc and clang.
     """
     if COMPILER_VARIABLE in os.environ:
-        name = os.environ[COMPILER_VARIABLE]
-        return shutil.which(name) if name else None
+        compiler_name = os.environ[COMPILER_VARIABLE]
+        return shutil.which(compiler_name) if compiler_name else None
     return next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
 
 
@@ -40,27 +40,33 @@ def library(source: pathlib.Path) -> ctypes.CDLL | None:
     of its own for each source, compiler and processor. If that folder cannot be written, it is
     compiled into a temporary one. Calls of its functions run without Python's lock.
     """
-    cc = compiler()
-    if cc is None or os.name != "posix":
+    compiler_path = compiler()
+    if compiler_path is None or os.name != "posix":
         return None
-    sources = [path.read_bytes() for path in [source, *sorted(source.parent.glob("*.h"))]]
-    version = subprocess.run([cc, "--version"], capture_output=True, check=False).stdout
-    digest = hashlib.sha256(
-        b"\0".join([*sources, version, " ".join(_FLAGS).encode(), _processor()])
+    source_contents = [file.read_bytes() for file in [source, *sorted(source.parent.glob("*.h"))]]
+    compiler_version = subprocess.run(
+        [compiler_path, "--version"], capture_output=True, check=False
+    ).stdout
+    build_digest = hashlib.sha256(
+        b"\0".join([*source_contents, compiler_version, " ".join(_FLAGS).encode(), _processor()])
     ).hexdigest()[:24]
-    name = f"{source.stem}-{digest}.so"
-    folder = cache_folder()
-    if folder is not None:
-        path = folder / name
+    library_name = f"{source.stem}-{build_digest}.so"
+    library_folder = cache_folder()
+    if library_folder is not None:
+        library_path = library_folder / library_name
         try:
-            make_folder(folder)
-            return _load(path if path.exists() else _compile(cc, source, path))
+            make_folder(library_folder)
+            return _load(
+                library_path
+                if library_path.exists()
+                else _compile(compiler_path, source, library_path)
+            )
         # An OSError means that the home folder is not writable, or that code may not be loaded from
         # it.
         except OSError:
             pass
     with tempfile.TemporaryDirectory() as temporary:
-        return _load(_compile(cc, source, pathlib.Path(temporary) / name))
+        return _load(_compile(compiler_path, source, pathlib.Path(temporary) / library_name))
 
 
 def _processor() -> bytes:
@@ -68,10 +74,10 @@ def _processor() -> bytes:
 
     Machines with different processors may share a home folder.
     """
-    cpu = pathlib.Path("/proc/cpuinfo")
-    lines = cpu.read_bytes().splitlines() if cpu.exists() else []
-    flags = next((line for line in lines if line.startswith((b"flags", b"Features"))), b"")
-    return b"\0".join([platform.machine().encode(), platform.processor().encode(), flags])
+    cpu_info = pathlib.Path("/proc/cpuinfo")
+    cpu_lines = cpu_info.read_bytes().splitlines() if cpu_info.exists() else []
+    flags_line = next((line for line in cpu_lines if line.startswith((b"flags", b"Features"))), b"")
+    return b"\0".join([platform.machine().encode(), platform.processor().encode(), flags_line])
 
 
 def _compile(cc: str, source: pathlib.Path, path: pathlib.Path) -> pathlib.Path | None:
@@ -81,17 +87,17 @@ def _compile(cc: str, source: pathlib.Path, path: pathlib.Path) -> pathlib.Path 
     has_mcpu = platform.machine() in ("aarch64", "arm64", "ppc64le")
     native_flag = "-mcpu=native" if has_mcpu else "-march=native"
     with tempfile.TemporaryDirectory(dir=path.parent) as temporary:
-        output = pathlib.Path(temporary) / path.name
+        output_path = pathlib.Path(temporary) / path.name
         for options in ([native_flag], []):
-            command = [cc, *_FLAGS, *options, "-o", str(output), str(source), "-lm"]
-            if subprocess.run(command, capture_output=True, check=False).returncode == 0:
-                os.replace(output, path)
+            compile_command = [cc, *_FLAGS, *options, "-o", str(output_path), str(source), "-lm"]
+            if subprocess.run(compile_command, capture_output=True, check=False).returncode == 0:
+                os.replace(output_path, path)
                 return path
     return None
 
 
 def _load(path: pathlib.Path | None) -> ctypes.CDLL | None:
-    """Loads a compiled library; returns None if `path` is None."""
+    """Loads a compiled library, or returns None if `path` is None."""
     return None if path is None else ctypes.CDLL(str(path))
 
 

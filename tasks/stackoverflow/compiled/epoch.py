@@ -26,15 +26,15 @@ _thread = threading.local()
 @functools.cache
 def _functions() -> ctypes.CDLL | None:
     """Returns the compiled C functions with their argument types, or None without a compiler."""
-    functions = library(_SOURCE)
-    if functions is not None:
-        functions.next_word_arena.restype = _LONG
-        functions.next_word_arena.argtypes = (_LONG,) * 5
-        functions.next_word_epoch.restype = ctypes.c_double
-        functions.next_word_epoch.argtypes = (
+    c_functions = library(_SOURCE)
+    if c_functions is not None:
+        c_functions.next_word_arena.restype = _LONG
+        c_functions.next_word_arena.argtypes = (_LONG,) * 5
+        c_functions.next_word_epoch.restype = ctypes.c_double
+        c_functions.next_word_epoch.argtypes = (
             *(_POINTER,) * 4, _LONG, _POINTER, ctypes.c_int, ctypes.c_int, ctypes.c_float, _POINTER,
         )  # fmt: skip
-    return functions
+    return c_functions
 
 
 def compiled_epoch(
@@ -51,15 +51,15 @@ def compiled_epoch(
     The sum of the loss and the update agree with the Keras model's to float32 rounding, not to the
     bit. Without a C compiler there is no compiled epoch.
     """
-    sizes = (vocabulary_size + 4, embedding_size, lstm_size)
+    model_sizes = (vocabulary_size + 4, embedding_size, lstm_size)
     epoch = _Epoch(
-        sizes=sizes, batch_size=batch_size, stays=form == "published", masked=loss == "masked"
+        sizes=model_sizes, batch_size=batch_size, stays=form == "published", masked=loss == "masked"
     )
     return functools.partial(_if_compiled, epoch)
 
 
 def _if_compiled(epoch: "_Epoch") -> CompiledEpoch | None:
-    """Returns the epoch, or None if this machine cannot compile it."""
+    """Returns the compiled epoch, or None if this machine cannot compile it."""
     return None if _functions() is None else epoch
 
 
@@ -81,14 +81,14 @@ class _Epoch:
         update: Sequence[np.ndarray],
         /,
     ) -> float:
-        functions = _functions()
-        assert functions is not None
-        shapes = tensor_shapes(*self.sizes)
+        c_functions = _functions()
+        assert c_functions is not None
+        weight_shapes = tensor_shapes(*self.sizes)
         num_classes = self.sizes[0]
         for name, arrays in (("weights", weights), ("update", update)):
-            if [array.shape for array in arrays] != shapes:
+            if [array.shape for array in arrays] != weight_shapes:
                 raise ValueError(
-                    f"{name} must have the shapes {shapes}: found "
+                    f"{name} must have the shapes {weight_shapes}: found "
                     f"{[array.shape for array in arrays]}"
                 )
         if x.shape != y.shape:
@@ -100,9 +100,9 @@ class _Epoch:
                     f"ids of words must be in 0 .. {num_classes - 1}: found {id_range}"
                 )
         all_sizes = (*self.sizes, x.shape[1], self.batch_size)
-        arena = _arena(int(functions.next_word_arena(*all_sizes)))
+        working_memory = _arena(int(c_functions.next_word_arena(*all_sizes)))
         return float(
-            functions.next_word_epoch(
+            c_functions.next_word_epoch(
                 _Tensors(*(pointer(w) for w in weights)),
                 _Tensors(*(pointer(u, written=True) for u in update)),
                 pointer(x, np.int32),
@@ -112,19 +112,19 @@ class _Epoch:
                 self.stays,
                 self.masked,
                 learning_rate,
-                pointer(arena, written=True),
+                pointer(working_memory, written=True),
             )
         )
 
 
 def tensor_shapes(classes: int, width: int, units: int) -> list[tuple[int, ...]]:
     """Returns the shapes of the trainable weights of `model.build_model`, in the model's order."""
-    lstm = [(width, 4 * units), (units, 4 * units), (4 * units,)]
-    return [(classes, width), *lstm, (units, width), (width,), (width, classes), (classes,)]
+    lstm_shapes = [(width, 4 * units), (units, 4 * units), (4 * units,)]
+    return [(classes, width), *lstm_shapes, (units, width), (width,), (width, classes), (classes,)]
 
 
 def _arena(floats: int) -> np.ndarray:
-    """Returns the working memory of the calling thread."""
+    """Returns an array that the C code uses as working memory, one for each calling thread."""
     if not hasattr(_thread, "arena") or _thread.arena.size < floats:
         _thread.arena = aligned_buffer(floats)
     arena: np.ndarray = _thread.arena
