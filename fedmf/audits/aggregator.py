@@ -132,7 +132,7 @@ def _bound_noise_multiplier(
 
 
 def _check_function_works(tests: MovementTests) -> None:
-    """Raises a ValueError if the function fails on updates within the clip norm."""
+    """Raises a ValueError if the aggregation function fails on updates within the clip norm."""
     test_inputs = tests.inputs
     update = test_inputs.update(INSIDE_NORM, test_inputs.all_entries)
     advice = "updates within the clip norm: make it work on them first"

@@ -222,7 +222,7 @@ class AggregatorAudit:
 
     @property
     def passed(self) -> bool:
-        """Whether no test failed."""
+        """Whether no test of the audit failed."""
         return not self.failed
 
     @property

@@ -154,7 +154,8 @@ def _slow_movements(tests: MovementTests, base_scenario: Scenario) -> Iterator[M
             )
         except (WrongResult, NotFiniteReleaseError):
             raise
-        # A function that refuses unclipped updates protects clients as well as one that clips them.
+        # An aggregation function that refuses unclipped updates protects clients as well as one
+        # that clips them.
         except Exception:
             tests.measurements.runs.start()
 
@@ -191,7 +192,8 @@ def _movements_between_counts(
             estimates.append((num_senders, row, measurements.measure(row)))
         except (WrongResult, NotFiniteReleaseError):
             raise
-        # A function that refuses unclipped updates protects clients as well as one that clips them.
+        # An aggregation function that refuses unclipped updates protects clients as well as one
+        # that clips them.
         except Exception:
             measurements.runs.start()
     for low, high in itertools.combinations(estimates, 2):

@@ -109,8 +109,7 @@ def is_tested(model: NoiseModel) -> np.ndarray:
 def _audit_two_runs(
     runs: list[np.ndarray], columns: np.ndarray, claim: AggregatorClaim
 ) -> Iterator[Finding]:
-    """Yields the findings of `audit_noise` for the first two runs, without its tests of the "
-    "tails."""
+    """Yields the findings of `audit_noise` for the first two runs, except its tests of tails."""
     num_rounds = min(_MAX_AUDITED_ROUNDS, *(len(rows) for rows in runs[:2]))
     array_ends = np.cumsum(claim.sizes)
     column_step = max(1, math.ceil(len(columns) / _MAX_AUDITED_COLUMNS))
@@ -168,8 +167,7 @@ class Residual:
 
 
 def least_residual(runs: list[np.ndarray]) -> Residual:
-    """Returns the regression residual of the round that all other rounds of two runs predict "
-    "best."""
+    """Returns the residual for the round that all other rounds of two runs predict best."""
     num_rows = max(1, min(len(runs[0]), runs[0].shape[1] // 8))
     first_rows = np.concatenate([run[:num_rows] for run in runs[:2]])
     row_gram = first_rows @ first_rows.T

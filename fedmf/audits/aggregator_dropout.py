@@ -17,8 +17,7 @@ _NUM_COMPARISONS = 5
 
 
 def check_dropout(tests: MovementTests) -> None:
-    """Tests that the remaining clients do not move a release farther when some clients are "
-    "missing."""
+    """Tests that clients do not move a release farther when some other clients are missing."""
     chance, noise_in_words = _noise_without_clients(tests)
     if chance < tests.outcomes.threshold:
         tests.outcomes.add(
@@ -33,7 +32,7 @@ def check_dropout(tests: MovementTests) -> None:
     error_names = []
     for scenario in _dropout_scenarios(tests.inputs):
         try:
-            estimate = tests.measurements.measure(scenario, with_residual=True)
+            movement_estimate = tests.measurements.measure(scenario, with_residual=True)
         except WrongResult:
             raise
         except NotFiniteReleaseError:
@@ -47,7 +46,7 @@ def check_dropout(tests: MovementTests) -> None:
             error_names.append(type(error).__name__)
             tests.measurements.runs.start()
             continue
-        measured_movements.append(_dropout_movement(tests, scenario, estimate))
+        measured_movements.append(_dropout_movement(tests, scenario, movement_estimate))
     tests.add_outcome("dropout", measured_movements, error_names)
 
 
@@ -127,7 +126,7 @@ def _noise_without_clients(tests: MovementTests) -> tuple[float, str]:
         max_calls=1,
     )
     try:
-        estimate = measurements.measure(scenario, with_residual=True)
+        noise_estimate = measurements.measure(scenario, with_residual=True)
     except Exception:
         # The function has refused a round without clients, or released values that are not finite.
         # In both cases the size of the noise stays unknown.
@@ -135,8 +134,8 @@ def _noise_without_clients(tests: MovementTests) -> tuple[float, str]:
         return 1.0, ""
     if not measurements.noise_model.exists:
         return 1.0, ""
-    variance_ratio = estimate.residual_squares / estimate.residual_degrees
-    lower_tail = float(stats.f.cdf(variance_ratio, estimate.residual_degrees, base_degrees))
+    variance_ratio = noise_estimate.residual_squares / noise_estimate.residual_degrees
+    lower_tail = float(stats.f.cdf(variance_ratio, noise_estimate.residual_degrees, base_degrees))
     noise_in_words = (
         f"the noise is {math.sqrt(variance_ratio):.4g} times as large as with updates of zeros"
     )

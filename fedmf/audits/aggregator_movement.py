@@ -277,16 +277,19 @@ class Measurements:
           num_tests: number of movements over which the test's error rate is divided.
           baselines: estimates of the scenarios that are subtracted.
         """
-        estimate = self.measure(scenario)
-        movement = estimate.movement
-        std = estimate.std
+        movement_estimate = self.measure(scenario)
+        movement = movement_estimate.movement
+        movement_std = movement_estimate.std
         if scenario.baseline is not None:
             baseline_estimate = baselines.get(scenario.baseline, self.measure)
             movement = movement - baseline_estimate.movement
-            std = math.hypot(std, baseline_estimate.std)
-        movement_groups = [(scenario, movement, std)]
+            movement_std = math.hypot(movement_std, baseline_estimate.std)
+        movement_groups = [(scenario, movement, movement_std)]
         for period_name, period_movement, period_std in zip(
-            estimate.period_names, estimate.by_period, estimate.period_stds, strict=True
+            movement_estimate.period_names,
+            movement_estimate.by_period,
+            movement_estimate.period_stds,
+            strict=True,
         ):
             scenario_text = f"{scenario.description}, in {period_name}"
             period_scenario = dataclasses.replace(scenario, description=scenario_text)
@@ -294,7 +297,7 @@ class Measurements:
         num_comparisons = num_tests * len(movement) * len(movement_groups)
         for group_scenario, group_movement, group_std in movement_groups:
             for value, relative_error in zip(
-                np.abs(group_movement), estimate.relative_error, strict=True
+                np.abs(group_movement), movement_estimate.relative_error, strict=True
             ):
                 yield self.compare_with_claim(
                     group_scenario, float(value), group_std, float(relative_error), num_comparisons

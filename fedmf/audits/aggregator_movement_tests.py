@@ -81,8 +81,9 @@ class MovementTests:
                 self.add_nonfinite_release(test_name, row.description)
                 return
             except Exception as error:
-                # A function that refuses updates protects clients as well as one that clips them. A
-                # new run is started, because the function may remember the refused updates.
+                # An aggregation function that refuses updates protects clients as well as one that
+                # clips them. A new run is started, because the function may remember the refused
+                # updates.
                 error_names.append(type(error).__name__)
                 self.measurements.runs.start()
         self.add_outcome(test_name, movements, error_names)

@@ -125,7 +125,7 @@ class NoiseModel:
 
     @property
     def exists(self) -> bool:
-        """Whether at least one array has noise."""
+        """Whether the noise of at least one array is larger than 0."""
         return bool((self.array_std > _MIN_STD).any())
 
 
@@ -196,7 +196,7 @@ def _sampling_plan(claim: AggregatorClaim) -> _SamplingPlan:
 
 
 def sample_noise(runs: AggregatorRuns, claim: AggregatorClaim) -> NoiseSample:
-    """Samples the noise, by calls of the function with updates of zeros in several runs.
+    """Samples the noise of an aggregation function, by calls with updates of zeros in several runs.
 
     Raises:
       WrongResult, ValueError: the function returns no aggregate of zeros, nor of small updates.
@@ -247,8 +247,8 @@ def sample_noise(runs: AggregatorRuns, claim: AggregatorClaim) -> NoiseSample:
 def _working_update(
     runs: AggregatorRuns, claim: AggregatorClaim, num_entries: int
 ) -> tuple[np.ndarray, str]:
-    """Returns an update that the function accepts, and a text about its error if it refuses updates
-    of zeros.
+    """Returns an update that the aggregation function accepts, and a text about its error if it
+    refuses updates of zeros.
 
     It is an update of zeros, or a small one if the function raises an error on zeros.
     """

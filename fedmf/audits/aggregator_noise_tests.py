@@ -21,7 +21,7 @@ _MIN_ENTRIES_IN_ROUND = 64
 
 
 def check_zeros(sample: NoiseSample, claim: AggregatorClaim, outcomes: Outcomes) -> None:
-    """Tests that the function gives finite numbers for updates of zeros."""
+    """Tests that the aggregation function releases finite numbers for updates of zeros."""
     failure_text = sample.raised
     if not sample.is_finite:
         failure_text = "gave NaN or an infinity"
@@ -123,18 +123,18 @@ def check_size(
             f"noise of standard deviation {model.overall_std * claim.unit:.4g}, a noise multiplier "
             f"of {measured_multiplier:.4g}"
         )
-    remark = ""
+    size_remark = ""
     if noise_ratio > 1 + outcomes.reach() * relative_error:
-        remark = _remark_on_larger_noise(noise_ratio, claim.clients)
+        size_remark = _remark_on_larger_noise(noise_ratio, claim.clients)
     elif smaller_arrays:
-        remark = "Some arrays have less noise, and one client moves them by less."
+        size_remark = "Some arrays have less noise, and one client moves them by less."
     outcomes.add(
         "noise",
         p_value,
         f"{len(sample.squares):,} rounds of updates of zeros: {measured_text}; claimed is "
         f"{claim.multiplier():.4g}.",
         mistake=_mistake_of_smaller_noise(noise_ratio, worst_group, claim),
-        remark=remark,
+        remark=size_remark,
         sees=1 + outcomes.reach() * relative_error,
     )
 
@@ -235,7 +235,7 @@ def _remark_on_larger_noise(noise_ratio: float, num_clients: int) -> str:
         num_clients: "Noise of a sum on a mean does this: divide sum and noise together.",
         math.sqrt(num_clients): "Every client adding the whole noise does this.",
     }
-    remark = (
+    noise_remark = (
         f"Remark: the noise is {noise_ratio:.4g} times as large as claimed, which costs utility."
     )
-    return f"{remark} {nearest_mistake(noise_ratio, 0.0, mistakes)}".strip()
+    return f"{noise_remark} {nearest_mistake(noise_ratio, 0.0, mistakes)}".strip()

@@ -30,7 +30,7 @@ _INPUTS_BETWEEN_CHECKS = 4
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _NotFiniteInput:
-    """Update that is not finite, or whose norm overflows or underflows.
+    """Test update that is not finite, or whose computed norm overflows or underflows.
 
     Attributes:
       description: the update in words.
@@ -63,8 +63,8 @@ def check_not_finite(tests: MovementTests) -> None:
         except NotFiniteReleaseError:
             p_value = 0.0
         except Exception:
-            # A function that refuses an update with NaN or infinity protects clients as well as one
-            # that zeroes it.
+            # An aggregation function that refuses an update with NaN or infinity protects clients
+            # as well as one that zeroes it.
             measurements.runs.start()
             continue
         smallest_p_value = min(smallest_p_value, p_value)
@@ -102,8 +102,8 @@ def _is_remembered(tests: MovementTests, inside_update: np.ndarray) -> bool:
     except WrongResult:
         raise
     except Exception:
-        # A function that refuses all later finite updates releases nothing about the earlier
-        # updates that were not finite.
+        # An aggregation function that refuses all later finite updates releases nothing about the
+        # earlier updates that were not finite.
         aggregator_runs.start()
     return False
 

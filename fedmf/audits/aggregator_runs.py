@@ -45,7 +45,7 @@ class AggregatorRuns:
         self.start()
 
     def start(self) -> None:
-        """Starts a run with a new function in its initial state."""
+        """Starts a run with a new aggregation function in its initial state."""
         self._function = self._make()
         self.round = 0
         try:

@@ -23,7 +23,7 @@ _NUM_NOISE_ENTRIES = 30_000
 
 
 def check_releases(tests: MovementTests) -> None:
-    """Tests that the function releases what the claim says, a mean or a sum."""
+    """Tests that the aggregation function releases what the claim says, a mean or a sum."""
     test_inputs = tests.inputs
     measurements = tests.measurements
     claim = tests.claim
@@ -45,19 +45,23 @@ def check_releases(tests: MovementTests) -> None:
             allowed_movement=claim.clients,
             max_calls=60,
         )
-        estimate = measurements.measure(scenario)
-        claimed_movement = claim.clients * norm * float(estimate.gains[0])
-        relative_size = float(estimate.movement[0]) / claimed_movement
+        movement_estimate = measurements.measure(scenario)
+        claimed_movement = claim.clients * norm * float(movement_estimate.gains[0])
+        relative_size = float(movement_estimate.movement[0]) / claimed_movement
         relative_sizes.append(relative_size)
-        relative_error = _RELEASE_ERROR + 4 * estimate.std / claimed_movement / swapped_ratio
+        relative_error = (
+            _RELEASE_ERROR + 4 * movement_estimate.std / claimed_movement / swapped_ratio
+        )
         is_swapped = (
             is_swapped
             and relative_error < 1
             and abs(relative_size / swapped_ratio - 1) < relative_error
         )
-    remark = ""
+    utility_remark = ""
     if not is_swapped and max(relative_sizes) < 0.9:
-        remark = f"Remark: updates count {max(relative_sizes):.3g} times, which costs utility."
+        utility_remark = (
+            f"Remark: updates count {max(relative_sizes):.3g} times, which costs utility."
+        )
     tests.outcomes.add(
         "releases",
         float(not is_swapped),
@@ -66,7 +70,7 @@ def check_releases(tests: MovementTests) -> None:
         "that is claimed.",
         mistake=f"The release is a {swapped_aggregate}, with the noise of one: claim "
         f"`releases`={swapped_aggregate!r}.",
-        remark=remark,
+        remark=utility_remark,
     )
 
 
@@ -103,14 +107,15 @@ def check_noise_with_data(tests: MovementTests) -> None:
     comparisons: list[_NoiseComparison] = []
     for scenario in noise_scenarios:
         try:
-            estimate = measurements.measure(scenario, with_residual=True)
+            noise_estimate = measurements.measure(scenario, with_residual=True)
         except (WrongResult, NotFiniteReleaseError):
             raise
-        # A function that refuses large updates protects clients as well as one that clips them.
+        # An aggregation function that refuses large updates protects clients as well as one that
+        # clips them.
         except Exception:
             measurements.runs.start()
             continue
-        comparisons += _compare_noise(scenario, estimate, base_degrees, len(noise_scenarios))
+        comparisons += _compare_noise(scenario, noise_estimate, base_degrees, len(noise_scenarios))
     if not comparisons:
         tests.outcomes.add("noise-with-data", 1.0, "The function refused all updates.")
         return

@@ -1,5 +1,4 @@
-"""The result of an audit, which compares the privacy guarantee of a run with the planned "
-"guarantee."""
+"""The result of an audit, which compares the guarantee of a run with the planned guarantee."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence

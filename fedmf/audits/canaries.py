@@ -62,7 +62,8 @@ class CanaryAudit:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CanaryEvidence:
-    """Record of a run with canaries, from which lower bounds on epsilon follow. It is secret.
+    """Data of a run with canaries (which were included, in which rounds, and the releases), from
+    which lower bounds on epsilon are computed. It is secret.
 
     Attributes:
       included: bool (canaries,), the coins.

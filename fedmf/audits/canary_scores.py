@@ -76,8 +76,8 @@ def _whitener(mechanism: Mechanism) -> Callable[[np.ndarray], np.ndarray]:
         return lambda columns: checks.banded_times(banded_rows, columns)
     # Memory is needed for the noise matrix N, which may have twice as many columns as rounds, for
     # its QR factors, and for the causal factor L.
-    hint = "audit the canaries of a run with fewer rounds"
-    checks.fits_in_memory("the audit of these canaries", (n, n), copies=6, hint=hint)
+    memory_hint = "audit the canaries of a run with fewer rounds"
+    checks.fits_in_memory("the audit of these canaries", (n, n), copies=6, hint=memory_hint)
     L = causal_factor(mechanism.noising())
     return lambda columns: scipy.linalg.solve_triangular(L, columns, lower=True, check_finite=False)
 

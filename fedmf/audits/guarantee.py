@@ -35,7 +35,7 @@ from fedmf.participation.schema import EveryRound
 from fedmf.participation.stats import ParticipationStats
 from fedmf.privacy.plan import Plan, check_plan
 
-# An upper bound on the bytes of memory of any machine.
+# An upper bound on the memory of any machine, in bytes.
 _MAX_MEMORY = 2**50
 
 

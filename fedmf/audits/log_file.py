@@ -1,5 +1,4 @@
-"""Files of participation logs in CSV, JSON lines or Parquet, with a client and a round in each "
-"row."""
+"""Files of participation logs in CSV, JSON lines or Parquet, with a client and round per row."""
 
 import dataclasses
 import hashlib
@@ -142,7 +141,8 @@ class LogFile:
     def read(self, db: "duckdb.DuckDBPyConnection", scratch: str) -> ParticipationLog:
         """Reads the file into the sorted table `log`, and returns a description of the file."""
         stat_before = self.path.stat()
-        # DuckDB would need more memory to keep the order of the rows.
+        # Rows may be stored in any order, because DuckDB would need more memory to keep their
+        # order.
         db.execute("SET preserve_insertion_order = false")
         self._load(db, scratch)
         num_rows = self._num_rows(db)
@@ -285,8 +285,7 @@ class LogFile:
         return f"{row_in_words}: the round {round_fault}{count_in_words}{first_round_hint}"
 
     def _check_end(self) -> None:
-        """Raises an error if a text file ends within a line, since its last round may be cut "
-        "off."""
+        """Raises an error if a text file ends within a line, as its last round may be cut off."""
         with self.path.open("rb") as file:
             is_parquet = file.read(4) == b"PAR1"
             file.seek(-1, os.SEEK_END)

@@ -107,15 +107,15 @@ def audit_noise(
             f"leaves={leaf_sizes} has {sum(leaf_sizes)} coordinates but the rows have "
             f"{whitened_runs[0].shape[1]}"
         )
-    columns = _compared_coordinates(leaf_sizes, whitened_runs[0].shape[0])
+    compared_columns = _compared_coordinates(leaf_sizes, whitened_runs[0].shape[0])
     findings: list[Finding] = []
     for run_number, W in enumerate(whitened_runs, 1):
         run_prefix = ""
         if len(whitened_runs) > 1:
             run_prefix = f"run {run_number}: "
-        findings += _with_prefix(run_prefix, _test_one_run(W, leaf_sizes, columns))
+        findings += _with_prefix(run_prefix, _test_one_run(W, leaf_sizes, compared_columns))
     for (i, first_run), (j, second_run) in itertools.combinations(enumerate(whitened_runs, 1), 2):
-        pair_findings = _test_two_runs(first_run, second_run, columns)
+        pair_findings = _test_two_runs(first_run, second_run, compared_columns)
         findings += _with_prefix(f"runs {i} and {j}: ", pair_findings)
     # Entries in the tails of the noise distribution are rare, so the tail tests use the entries of
     # all runs together.

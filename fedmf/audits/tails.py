@@ -27,7 +27,8 @@ from fedmf import checks
 from fedmf.audits.finding import Finding
 from fedmf.numpy_errors import with_numpy_defaults
 
-# The tests count the entries beyond each of these distances from 0, in standard deviations.
+# Distances from 0, in standard deviations. For each of them, a test counts the noise entries beyond
+# it.
 DISTANCES = (2.0, 2.5, 3.0, 3.5, 4.0, 4.5)
 # The tests also count the entries whose absolute value is at most _NEAR_ZERO or at most _AT_ZERO,
 # in standard deviations. The test with _AT_ZERO is skipped for noise on a grid that is too coarse
@@ -93,7 +94,7 @@ def _count_p_value(count: int, num_entries: int, chance: float) -> float:
     """
     import scipy.special
 
-    # bdtr and bdtrc are the binomial distribution function and its complement.
+    # scipy's bdtr and bdtrc are the binomial distribution function and its complement.
     chance_at_least = 1.0
     if count:
         chance_at_least = float(scipy.special.bdtrc(count - 1, num_entries, chance))
@@ -175,7 +176,7 @@ def power(cut: float, entries: int, *, threshold: float) -> float:
     chance_before_cut = math.erf(cut / math.sqrt(2))
 
     def chance_within(size: float) -> float:
-        """Returns the chance that an entry of the cut noise is at most this size."""
+        """Returns the probability that the absolute value of truncated noise is at most `size`."""
         return min(1.0, math.erf(min(cut, cut_scale * size) / math.sqrt(2)) / chance_before_cut)
 
     # Truncated noise is detected if its largest entry is too small for the claim.
@@ -214,7 +215,8 @@ def entries_to_see(cut: float, *, threshold: float) -> int:
 
 
 def smallest_unseen_cut(entries: int, *, threshold: float) -> float:
-    """Returns the smallest cut of the tails that the tests may miss with this many entries.
+    """Returns the smallest point of truncation that the tests may miss with this many noise
+    entries.
 
     It is 0 if the entries are too few to detect any cut.
 
@@ -236,7 +238,8 @@ def smallest_unseen_cut(entries: int, *, threshold: float) -> float:
 
 
 def end_of_noise(cut: float) -> float:
-    """Returns the largest possible value of a cut standard normal after scaling to variance 1.
+    """Returns the largest value of a standard normal that is truncated at `cut` and scaled to
+    variance 1.
 
     >>> round(end_of_noise(2.5), 3)
     2.619

@@ -37,12 +37,12 @@ def causal_factor(noising: np.ndarray) -> np.ndarray:
             f"noising has shape {N.shape}, fewer sources than rounds: no N of an encoder has"
         )
     R = np.linalg.qr(N.T, mode="r")
-    signs = np.sign(np.diagonal(R))
-    if not signs.all():
+    diagonal_signs = np.sign(np.diagonal(R))
+    if not diagonal_signs.all():
         raise ValueError(
             "noising has linearly dependent rows: no N of an encoder has, check N C = I"
         )
-    return np.ascontiguousarray((R * signs[:, None]).T)
+    return np.ascontiguousarray((R * diagonal_signs[:, None]).T)
 
 
 def whiten(factor: np.ndarray, rows: np.ndarray, scale: float) -> np.ndarray:

@@ -110,15 +110,19 @@ def worst_contributions(X: np.ndarray, participation: Participation) -> np.ndarr
 
     The entries of u are -1, 0 and 1, and not 0 only in rounds that the participation allows.
     """
-    patterns = list(itertools.islice(participation.patterns(), MAX_PATTERNS + 1))
-    if len(patterns) > MAX_PATTERNS:
+    round_patterns = list(itertools.islice(participation.patterns(), MAX_PATTERNS + 1))
+    if len(round_patterns) > MAX_PATTERNS:
         n = participation.rounds
         b = participation.min_sep
         k = participation.max_participations
-        patterns = [tuple(range(start, min(n, start + (k - 1) * b + 1), b)) for start in range(n)]
-        full_length = min(k, len(patterns[0]))
-        patterns = [pattern for pattern in patterns if len(pattern) == full_length] or patterns
-    best_contributions = _worst_of(X, patterns)
+        round_patterns = [
+            tuple(range(start, min(n, start + (k - 1) * b + 1), b)) for start in range(n)
+        ]
+        full_length = min(k, len(round_patterns[0]))
+        round_patterns = [
+            pattern for pattern in round_patterns if len(pattern) == full_length
+        ] or round_patterns
+    best_contributions = _worst_of(X, round_patterns)
     num_rounds = participation.max_participations
     if participation.has_movable_rounds and 1 < num_rounds <= MAX_MOVED_ROUNDS:
         best_contributions = _move_rounds(X, best_contributions, participation.min_sep)

@@ -105,10 +105,10 @@ def checked_replies(replies: Any) -> list[Message]:
       TypeError: they are no messages.
     """
     replies_hint = "give the messages that the grid has received"
-    messages = checks.entries("replies", replies, hint=replies_hint)
-    for message in messages:
+    reply_list = checks.entries("replies", replies, hint=replies_hint)
+    for message in reply_list:
         if not isinstance(message, Message):
             raise TypeError(
                 f"replies has {message!r}, which is no flwr.app.Message: {replies_hint}"
             )
-    return messages
+    return reply_list

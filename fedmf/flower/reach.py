@@ -73,9 +73,8 @@ _SYSTEM = ("fedmf", "flwr")
 _DEFAULTS = "__defaults__"
 _KEYWORD_DEFAULTS = "__kwdefaults__"
 _GLOBAL = "__globals__[{}]"
-_HEAP_TYPE = (
-    1 << 9
-)  # CPython's flag Py_TPFLAGS_HEAPTYPE, which marks classes that Python code defines.
+# CPython's flag Py_TPFLAGS_HEAPTYPE, which marks classes that Python code defines.
+_HEAP_TYPE = 1 << 9
 _ABSENT = object()
 
 

@@ -37,14 +37,14 @@ class StepRecord(NamedTuple):
         """Converts the record to arrays, which `Server.release` commits."""
         state_tree, state_arrays = self.state.to_arrays()
         record_arrays = [*self.model.values(), *state_arrays]
-        header = {
+        record_header = {
             "format": _FORMAT,
             "round": self.t,
             "names": list(self.model),
             "state": state_tree,
             "digest": _digest_of(record_arrays),
         }
-        return [np.frombuffer(json.dumps(header).encode(), np.uint8), *record_arrays]
+        return [np.frombuffer(json.dumps(record_header).encode(), np.uint8), *record_arrays]
 
     @classmethod
     def from_arrays(cls, arrays: Sequence[np.ndarray]) -> "StepRecord":
@@ -54,18 +54,20 @@ class StepRecord(NamedTuple):
           ValueError: another program committed them, or somebody edited them.
         """
         try:
-            header = json.loads(bytes(arrays[0]))
-            is_own_format = header["format"] == _FORMAT
+            record_header = json.loads(bytes(arrays[0]))
+            is_own_format = record_header["format"] == _FORMAT
         except (IndexError, KeyError, TypeError, ValueError, RecursionError):
             is_own_format = False
         if not is_own_format:
             raise ValueError("its releases were not committed by this strategy")
-        if header["digest"] != _digest_of(arrays[1:]):
+        if record_header["digest"] != _digest_of(arrays[1:]):
             raise ValueError("the model or the strategy's state in its journal was edited")
-        array_names = header["names"]
+        array_names = record_header["names"]
         model_arrays = dict(zip(array_names, arrays[1:], strict=False))
-        strategy_state = State.from_arrays(header["state"], list(arrays[1 + len(array_names) :]))
-        return cls(header["round"], model_arrays, strategy_state)
+        strategy_state = State.from_arrays(
+            record_header["state"], list(arrays[1 + len(array_names) :])
+        )
+        return cls(record_header["round"], model_arrays, strategy_state)
 
 
 def _digest_of(arrays: Sequence[np.ndarray]) -> str:

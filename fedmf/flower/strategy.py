@@ -115,9 +115,8 @@ class MatrixFactorizationDP(Strategy):
             "zeroing_norm": zeroing_norm,
             "population": population,
         }
-        ServerConfig(
-            shapes=[(1,)], **self._settings
-        )  # The constructor of `Server` checks the settings.
+        # The constructor of ServerConfig checks the settings.
+        ServerConfig(shapes=[(1,)], **self._settings)
         self._seed = check_noise_seed(noise_seed)
         self._folder = arguments.checked_folder(folder)
         self._server: Server | None = None
@@ -182,16 +181,24 @@ class MatrixFactorizationDP(Strategy):
         arguments.check_config("train_config", train_config, is_optional=True)
         arguments.check_config("evaluate_config", evaluate_config, is_optional=True)
         arguments.check_evaluate_fn(evaluate_fn)
-        rounds = self.plan.participation.rounds
+        total_rounds = self.plan.participation.rounds
         if num_rounds is not None:
             rounds_hint = "the plan has no more rounds, and its guarantee covers no others"
-            rounds = checks.integer("num_rounds", num_rounds, low=1, high=rounds, hint=rounds_hint)
+            total_rounds = checks.integer(
+                "num_rounds", num_rounds, low=1, high=total_rounds, hint=rounds_hint
+            )
         self._patience = seconds_of(timeout)
         self._begin(initial_arrays)
         self._undo_interrupted()
         try:
             return self._train(
-                grid, initial_arrays, rounds, timeout, train_config, evaluate_config, evaluate_fn
+                grid,
+                initial_arrays,
+                total_rounds,
+                timeout,
+                train_config,
+                evaluate_config,
+                evaluate_fn,
             )
         except BaseException:  # An interrupt in this call must undo the strategy's changes as well.
             self._undo_interrupted()
@@ -269,8 +276,8 @@ class MatrixFactorizationDP(Strategy):
         )
         self._round = under_way
         model_record = as_record(self._model)
-        messages = self._wrapped.messages(t, model_record, config, grid, self._patience)
-        round_letter = letter_of(type(self.strategy).__name__, messages, self._model)
+        train_messages = self._wrapped.messages(t, model_record, config, grid, self._patience)
+        round_letter = letter_of(type(self.strategy).__name__, train_messages, self._model)
         self._wrapped.try_once(t, self._model, self._folder, self._warn_once)
         assert self._nodes is not None
         client_by_node = self._nodes.draw(grid, self._patience, added_clients)
@@ -306,12 +313,12 @@ class MatrixFactorizationDP(Strategy):
           OSError: the release could not be written; start again.
         """
         arguments.check_round(server_round)
-        messages = arguments.checked_replies(replies)
+        reply_messages = arguments.checked_replies(replies)
         under_way = self._round
         if under_way is None or under_way.asked is None:
             raise ValueError("no round is under way: call configure_train first")
         if not under_way.is_summed:
-            self._add(under_way, messages)
+            self._add(under_way, reply_messages)
         self._finish_round()
         assert self._next_model is not None
         return copy_of(self._next_model), record_of(self.server.metrics)
@@ -325,19 +332,19 @@ class MatrixFactorizationDP(Strategy):
         arguments.check_sending(server_round, arrays, config, grid)
         round_number = self._server.round if self._server else server_round
         try:
-            messages = self._wrapped.evaluation_messages(
+            evaluation_messages = self._wrapped.evaluation_messages(
                 round_number, arrays, config, grid, self._patience
             )
         except TimeoutError as error:
             log.warning("fedmf: round %d is not evaluated on clients: %s", round_number, error)
             return []
-        if messages:
+        if evaluation_messages:
             self._warn_once(
                 "metrics of evaluation on clients are exact functions of their data, which the "
                 "guarantee does not cover: do not publish them, or evaluate on the server "
                 "(evaluate_fn)"
             )
-        return messages
+        return evaluation_messages
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
@@ -348,9 +355,9 @@ class MatrixFactorizationDP(Strategy):
         Replies that it cannot aggregate are dropped and counted.
         """
         arguments.check_round(server_round)
-        messages = arguments.checked_replies(replies)
+        reply_messages = arguments.checked_replies(replies)
         round_number = self._server.round if self._server else server_round
-        metrics, dropped = self._wrapped.evaluate(round_number, messages)
+        metrics, dropped = self._wrapped.evaluate(round_number, reply_messages)
         self._last_evaluated = round_number
         self._wrapped.end_evaluation()
         if dropped:
@@ -382,24 +389,24 @@ class MatrixFactorizationDP(Strategy):
             return
         self._wrapped.begin(has_folder=self._folder is not None)
         self._model = initial_model
-        folder = self._folder
-        if folder is None or not (folder / "server.json").exists():
+        run_folder = self._folder
+        if run_folder is None or not (run_folder / "server.json").exists():
             array_shapes = list(shapes_of(initial_model).values())
             server = Server(
                 self.plan,
                 shapes=array_shapes,
                 noise_seed=self._seed,
-                folder=folder,
+                folder=run_folder,
                 **self._settings,
             )
         else:
-            server = Server.open(folder)
+            server = Server.open(run_folder)
             try:
-                self._recover(server, folder)
+                self._recover(server, run_folder)
             except BaseException:
                 server.close()
                 raise
-            log.info("fedmf: %s resumes with round %d", folder, server.round + 1)
+            log.info("fedmf: %s resumes with round %d", run_folder, server.round + 1)
         server.system = "flower"
         self._server = server
         self._nodes = Nodes(
@@ -489,12 +496,12 @@ class MatrixFactorizationDP(Strategy):
         with the next release.
         """
         round_number = self.server.round
-        messages = list(
+        evaluation_messages = list(
             self.configure_evaluate(round_number, arrays, config or ConfigRecord(), grid)
         )
         replies: Iterable[Message] = []
-        if messages:
-            replies = grid.send_and_receive(messages, timeout=timeout)
+        if evaluation_messages:
+            replies = grid.send_and_receive(evaluation_messages, timeout=timeout)
         return self.aggregate_evaluate(round_number, replies)
 
     def _warn_once(self, text: str) -> None:

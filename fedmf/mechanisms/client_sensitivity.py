@@ -1,5 +1,5 @@
-"""The sensitivity of an encoder to single clients whose rounds are known, for any contributions to
-these rounds of norm at most 1.
+"""The sensitivity of an encoder to single clients whose rounds are known, whatever updates of norm
+at most 1 they contribute in these rounds.
 
 Rounds S of one client move C x by at most the root of the sum over s, t in S of |X_st|, X = C^T C
 (banded paper, Prop. E.1). That bound is exact where X >= 0 on S; elsewhere it is sharpened
@@ -230,8 +230,8 @@ class ClientSensitivity:
         if not len(self._extra_rounds) or not len(clients):
             return squared
         if self._by_counts:
-            counts = clients.counts + len(self._extra_rounds)
-            return self._bounds_by_counts(counts, np.ones_like(clients.counts))
+            counts_with_extra = clients.counts + len(self._extra_rounds)
+            return self._bounds_by_counts(counts_with_extra, np.ones_like(clients.counts))
         joint_costs = np.add.reduceat(self._extra_costs[clients.rounds], clients.starts)
         return squared + joint_costs + self.min_squared
 
@@ -308,8 +308,8 @@ class LargestSensitivity:
         self.squared = -np.inf
 
     def add(self, clients: ClientRounds, squared: np.ndarray, chosen: np.ndarray) -> None:
-        """Adds the clients that `chosen`, bool (clients,), selects. `squared` holds their bounds
-        from `ClientSensitivity`.
+        """Adds the clients whose entry in `chosen`, bool (clients,), is True. `squared` holds their
+        bounds from `ClientSensitivity`.
         """
         self.squared = max(self.squared, float(squared[chosen].max(initial=-np.inf)))
         if not self._client_sensitivity.can_be_sharpened:

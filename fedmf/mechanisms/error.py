@@ -21,7 +21,7 @@ from fedmf.numpy_errors import with_numpy_defaults
 from fedmf.participation.schema import Participation
 from fedmf.workloads import Workload, check_workload
 
-# Rows are computed in blocks of this many rounds.
+# Number of rounds whose rows of A N are computed together.
 _BLOCK_ROUNDS = 256
 _MAX_ROUNDS_SOLVED_AT_ONCE = 256
 

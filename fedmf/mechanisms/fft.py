@@ -188,7 +188,7 @@ def _rational(n: int) -> tuple[np.ndarray, np.ndarray]:
         # its complementary modulus.
         high_t = (k / low_t[: q // 2])[::-1]
         t = np.concatenate([low_t, high_t])
-        t_derivative = np.sqrt((k**2 + t**2) * (1.0 + t**2))  # This is the derivative dt / du.
+        t_derivative = np.sqrt((k**2 + t**2) * (1.0 + t**2))  # The derivative dt / du.
         node_weights = 2.0 / np.pi * elliptic_period / q * t_derivative
         approximate_values = sum(
             weight / (square + squared_sines)
@@ -226,14 +226,14 @@ def _running_sums(n: int) -> Buffers:
     squares, weights = _rational(n)
     q = len(squares)
     checks.fits_in_memory("the sums of this FFT mechanism", (n, 2 * q + 1), copies=6)
-    rates = 2.0 * np.arcsinh(np.sqrt(squares))
-    # Entry [t, j] of the falling powers is exp(-rates[j] (t + 1)).
-    falling_powers = np.exp(-rates * np.arange(1, n + 1)[:, None])
-    sum_scales = weights / np.sinh(rates) / (1.0 + falling_powers[-1])
+    decay_rates = 2.0 * np.arcsinh(np.sqrt(squares))
+    # Entry [t, j] of the falling powers is exp(-decay_rates[j] (t + 1)).
+    falling_powers = np.exp(-decay_rates * np.arange(1, n + 1)[:, None])
+    sum_scales = weights / np.sinh(decay_rates) / (1.0 + falling_powers[-1])
     toeplitz_diagonal = 0.5 + sum_scales @ (1.0 - falling_powers[-1])
-    buffer_decays = np.concatenate([[1.0], np.exp(-rates), np.ones(q)])
+    buffer_decays = np.concatenate([[1.0], np.exp(-decay_rates), np.ones(q)])
     # In row s of the noise matrix N, the vector h of the docstring is that of t = n - 1 - s, whose
-    # rising factors are exp(-rates (n - t)).
+    # rising factors are exp(-decay_rates (n - t)).
     read_weights = np.concatenate([np.ones((n, q + 1)), falling_powers], axis=1)
     write_weights = np.empty((n, 2 * q + 1))
     window_weights = np.empty((n, 1))

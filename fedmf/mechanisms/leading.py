@@ -1,5 +1,5 @@
-"""The largest column norm of an encoder, and the mechanism that consists of the first rounds of
-another.
+"""Functions that compute the largest column norm of an encoder, and the mechanism of a mechanism's
+first rounds alone.
 """
 
 import numpy as np

@@ -173,8 +173,9 @@ def fit_low_rank(
     bands: int | None = None,
     rank: int | None = None,
 ) -> LowRankMechanism:
-    """Fits a low-rank mechanism. It takes the first `bands` diagonals of the optimal decoder B, and
-    fits a matrix L R^T of rank `rank` to the entries below them by alternating least squares.
+    """Fits a mechanism whose decoder has a few diagonals and low rank below them. It takes the
+    first `bands` diagonals of the optimal decoder B, and fits a matrix L R^T of rank `rank` to the
+    entries below them by alternating least squares.
 
     The approximated optimum is always that of a single participation: the optimum for several has
     an edge at every epoch. Denisov et al. stop when the squared difference of the two B stops
@@ -237,7 +238,9 @@ def fit_low_rank(
 
 @dataclasses.dataclass(frozen=True)
 class _Iterate:
-    """The current factors L and R, and the loss of their mechanism under a single participation."""
+    """The current low-rank factors L and R, and the loss of the mechanism that they define under a
+    single participation.
+    """
 
     left: np.ndarray
     right: np.ndarray

@@ -142,8 +142,10 @@ def _contracted_blocks(
     matrix N.
     """
     for first_source in range(0, N.shape[1], _BLOCK_SOURCES):
-        columns = N[:, first_source : first_source + _BLOCK_SOURCES]
-        row_sums = [columns[start:end].sum(axis=0) for start, end in zip(starts, ends, strict=True)]
+        block_columns = N[:, first_source : first_source + _BLOCK_SOURCES]
+        row_sums = [
+            block_columns[start:end].sum(axis=0) for start, end in zip(starts, ends, strict=True)
+        ]
         yield first_source, np.stack(row_sums)
 
 

@@ -101,14 +101,15 @@ def _read_archive(path: pathlib.Path) -> Mechanism:
     check_archive(path)
     _check_size(path)
     with np.load(path, allow_pickle=False) as archive:
-        entries = {name: archive[name] for name in archive.files}
-    if "format" not in entries or entries["format"].item() != FILE_FORMAT:
+        array_by_name = {name: archive[name] for name in archive.files}
+    if "format" not in array_by_name or array_by_name["format"].item() != FILE_FORMAT:
         raise ValueError("an .npz archive of something else")
-    if entries["version"].item() != FILE_VERSION:
+    if array_by_name["version"].item() != FILE_VERSION:
         raise ValueError(
-            f"format version {entries['version'].item()}, this fedmf reads version {FILE_VERSION}"
+            f"format version {array_by_name['version'].item()}, this fedmf reads version "
+            f"{FILE_VERSION}"
         )
-    return mechanism_of(entries)
+    return mechanism_of(array_by_name)
 
 
 def _check_size(path: pathlib.Path) -> None:
@@ -191,9 +192,8 @@ def _check_inverse(mechanism: Mechanism) -> None:
         encoded_probes = mechanism.encoder() @ probes
     else:
         encoded_probes = checks.banded_times(banded_rows, probes)
-    with np.errstate(
-        all="ignore"
-    ):  # Entries that overflow are not an error here, because they fail the check below.
+    # Entries that overflow are not an error here, because they fail the check below.
+    with np.errstate(all="ignore"):
         decoded_probes = np.stack(list(mechanism.stream().rows(lambda i: encoded_probes[i])))
     if not np.allclose(decoded_probes, probes, rtol=0.0, atol=1e-6):
         raise ValueError("its noising matrix is not an inverse of its encoder to 6 digits")

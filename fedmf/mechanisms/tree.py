@@ -79,9 +79,9 @@ class TreeMechanism(Mechanism):
         for each node.
         """
         _check_memory(self.rounds, self.completion)
-        nodes = _nodes(self.rounds, self.completion)
-        C = np.zeros((len(nodes), self.rounds))
-        for row, node in enumerate(nodes):
+        tree_nodes = _nodes(self.rounds, self.completion)
+        C = np.zeros((len(tree_nodes), self.rounds))
+        for row, node in enumerate(tree_nodes):
             C[row, node.first : node.last + 1] = 1.0
         return C
 
@@ -163,8 +163,8 @@ def _compared_completions(rounds: int, rounds_per_tree: int, decoder: str) -> li
 
 
 class _Node(NamedTuple):
-    """A node over `leaves` leaves, of which first..last are rounds of the run, with the indices of
-    its children.
+    """A node of the tree over `leaves` leaves, where the rounds from `first` to `last` are in the
+    run, with the indices of its children.
     """
 
     first: int
@@ -180,8 +180,8 @@ def _nodes(rounds: int, completion: str) -> list[_Node]:
     nodes: list[_Node] = []
 
     def add_subtree(first: int, leaves: int) -> tuple[int, ...]:
-        """Adds the nodes of a subtree. Returns the index of its root in a tuple, or () if the root
-        is dropped.
+        """Adds the nodes of a subtree of the binary tree to the list. Returns the index of its root
+        in a tuple, or () if the root is dropped.
         """
         if first >= rounds:
             return ()
@@ -232,16 +232,16 @@ def _pseudo_inverse(rounds: int, completion: str) -> np.ndarray:
     The column of a node is the sum of the columns of its children.
     """
     _check_memory(rounds, completion, "full")
-    nodes = _nodes(rounds, completion)
+    tree_nodes = _nodes(rounds, completion)
     X = np.zeros((rounds, rounds))
-    for node in nodes:
+    for node in tree_nodes:
         X[node.first : node.last + 1, node.first : node.last + 1] += 1.0
     # The encoder C has a row for each leaf, so X - I is positive semidefinite, where X = C^T C. The
     # Cholesky factorization of X therefore cannot fail, and it is cheaper than an SVD of C.
     lower_triangle, _ = scipy.linalg.lapack.dpotri(scipy.linalg.cholesky(X, lower=True), lower=True)
     gram_inverse = np.tril(lower_triangle) + np.tril(lower_triangle, -1).T
-    pseudo_inverse_columns = np.empty((len(nodes), rounds))
-    for index, node in enumerate(nodes):
+    pseudo_inverse_columns = np.empty((len(tree_nodes), rounds))
+    for index, node in enumerate(tree_nodes):
         if node.children:
             pseudo_inverse_columns[index] = pseudo_inverse_columns[list(node.children)].sum(axis=0)
         else:
@@ -261,15 +261,15 @@ def _estimates_from_below(rounds: int, completion: str) -> np.ndarray:
     them, are finished with the last round.
     """
     _check_memory(rounds, completion, "online")
-    nodes = _nodes(rounds, completion)
-    subtree_estimates = _subtree_estimates(nodes, completion)
-    B = np.zeros((rounds, len(nodes)))
+    tree_nodes = _nodes(rounds, completion)
+    subtree_estimates = _subtree_estimates(tree_nodes, completion)
+    B = np.zeros((rounds, len(tree_nodes)))
     # The index of the largest finished subtree that begins in each round.
     largest_subtrees: dict[int, int] = {}
     num_finished = 0
     for t in range(rounds):
-        while num_finished < len(nodes) and nodes[num_finished].last <= t:
-            largest_subtrees[nodes[num_finished].first] = num_finished
+        while num_finished < len(tree_nodes) and tree_nodes[num_finished].last <= t:
+            largest_subtrees[tree_nodes[num_finished].first] = num_finished
             num_finished += 1
         first_round = 0
         while first_round <= t:
@@ -277,7 +277,7 @@ def _estimates_from_below(rounds: int, completion: str) -> np.ndarray:
             B[t, root_index + 1 - len(subtree_estimates[root_index]) : root_index + 1] = (
                 subtree_estimates[root_index]
             )
-            first_round = nodes[root_index].last + 1
+            first_round = tree_nodes[root_index].last + 1
     return B
 
 

@@ -219,7 +219,7 @@ def _compress(N: np.ndarray, bounds: tuple[int, ...], max_width: int) -> BlockFo
     rounds_per_block = np.diff(bounds).tolist()
     for cut in _CUTS:
         block_matrices = _truncated_matrices(N, bounds, max_width, cut * float(np.abs(N).max()))
-        # A smaller threshold for singular values would need an even wider state, so no further
+        # A smaller threshold for singular values would need an even larger state, so no further
         # threshold is tried.
         if block_matrices is None:
             return None

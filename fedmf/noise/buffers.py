@@ -201,9 +201,9 @@ class Buffers:
         n = self.rounds
         checks.fits_in_memory("the noising matrix of these buffers", (n, n))
         N = np.zeros((n, n))
-        state = np.zeros((self.width, n))
+        state_matrix = np.zeros((self.width, n))
         for t, z in enumerate(np.eye(n)):
-            N[t], state = self.step(t, z, state)
+            N[t], state_matrix = self.step(t, z, state_matrix)
         return N
 
 

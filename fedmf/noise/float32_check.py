@@ -18,7 +18,7 @@ from fedmf.noise.stream import NoiseStream
 # mechanisms of fedmf have errors near 1e-6, low_rank 3e-5, and fft up to 3e-4 at 100,000 rounds.
 _TOLERANCE = 1e-3
 _NUM_PROBES = 4
-# Number of rounds whose draws are recovered together.
+# Number of rounds whose draws are recovered from their noise vectors at a time.
 _BLOCK_ROUNDS = 64
 
 
@@ -39,7 +39,8 @@ def check_float32(stream: NoiseStream, form: BlockForm | None = None) -> None:
     float32_draws = np.random.default_rng(0).standard_normal(
         (stream.rounds, _NUM_PROBES), np.float32
     )
-    # If numbers overflow, the error is infinite or NaN, and the check of the error fails.
+    # If the recovered draws overflow, their error is infinite or NaN, and the check of the error
+    # fails.
     with np.errstate(all="ignore"):
         recovered_draws = _recovered_draws(stream, form, float32_draws)
         max_error = float(np.abs(recovered_draws - float32_draws).max())

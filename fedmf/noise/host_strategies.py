@@ -121,7 +121,8 @@ def choose_host_strategy(
         if name == "regenerated":
             strategies = [_regenerated(stream, storage)]
         else:
-            # A user who chooses the recurrence by name accepts any time that the compression takes.
+            # If a user chooses the strategy "recurrent" by name, the noise matrix is compressed
+            # however long this takes.
             strategies = [_recurrent(stream, storage, compress=True)]
     best_strategy = strategies[0]
     if not best_strategy.possible:
@@ -269,7 +270,7 @@ def _partitions(n: int, product_rows: int, max_rows: int) -> Iterator[tuple[tupl
     while True:
         block_bounds = growing_blocks(n, block_length)
         free_rows = max_rows - waiting_rows(block_bounds, 0)
-        # The draws of the last block are never needed again, so they are not stored.
+        # No later block needs the draws of the last block, so they are not stored.
         stored_draws = max(0, min(free_rows, block_bounds[-2]))
         yield block_bounds, stored_draws
         if block_length >= max_length:

@@ -12,8 +12,8 @@ THREADS = 2
 # Largest number of coordinates of a tile, a range of coordinates whose noise is computed together.
 # It is large enough for an efficient matrix product, and small enough for the cache.
 TILE = 65_536
-# The noise source draws this number of coordinates together. So the width of a tile (a range of
-# coordinates) is a multiple of this number.
+# Number of coordinates that the noise source draws together. The width of a tile (a range of
+# coordinates) is a multiple of it.
 CHUNK = 1024
 # Smallest number of coordinates of a tile, unless the model is too small. Smaller tiles cost more
 # in calls than in arithmetic.
@@ -47,7 +47,7 @@ class TileLayout:
         return self.waiting_rows + self.stored_draws
 
     def num_slots(self, num_tiles: int) -> int:
-        """Returns the number of tile-wide rows that the memory has room for."""
+        """Returns the number of rows of one tile's width that the memory has room for."""
         return num_tiles * self.waiting_rows + THREADS * self.longest
 
 

@@ -130,12 +130,12 @@ class NoiseStream(fields.Checked):
         R = scipy.linalg.qr(N.T, mode="r", check_finite=False)[0]
         L = np.tril(R[: self.rounds].T)
         L = L * np.where(np.diag(L) < 0, -1.0, 1.0)
-        signs = np.random.default_rng(0).choice([-1.0, 1.0], size=(self.rounds, _NUM_PROBES))
+        random_signs = np.random.default_rng(0).choice([-1.0, 1.0], size=(self.rounds, _NUM_PROBES))
         solve = functools.partial(scipy.linalg.solve_triangular, L, lower=True, check_finite=False)
         # If the factor L is accurate, L L^T equals N N^T, and the computed `recovered_signs` equal
-        # `signs`.
-        recovered_signs = solve(N @ (N.T @ solve(signs, trans="T")))
-        max_error = float(np.abs(recovered_signs - signs).max())
+        # `random_signs`.
+        recovered_signs = solve(N @ (N.T @ solve(random_signs, trans="T")))
+        max_error = float(np.abs(recovered_signs - random_signs).max())
         if not max_error <= _INVERSE_TOLERANCE:
             raise ValueError(
                 "the noising matrix is too ill-conditioned for float64: its causal square root is "
@@ -218,8 +218,8 @@ class NoiseStream(fields.Checked):
 
 
 def _recurrence_block(coefficients: np.ndarray) -> np.ndarray:
-    """Returns the matrix that computes a block of a recurrence. The state of a recurrence is its
-    last rows, the newest first.
+    """Returns the matrix that computes a block of rounds of a recurrence. The state of a recurrence
+    is its last rows, the newest first.
 
     The rows of C in the block consist of A for the rounds of the block and P for the rounds before
     it, so that A X + P S = Z.
@@ -288,11 +288,13 @@ def check_left_inverse(N: np.ndarray, C: np.ndarray) -> np.ndarray:
     # Each column of C is scaled by its largest magnitude and not by its norm, since the squares of
     # small entries underflow.
     column_scales = np.abs(C).max(axis=0)
-    signs = np.random.default_rng(0).choice([-1.0, 1.0], size=(C.shape[1], _NUM_PROBES))
-    # If numbers overflow, the error is infinite or NaN, and the check of the error fails.
+    random_signs = np.random.default_rng(0).choice([-1.0, 1.0], size=(C.shape[1], _NUM_PROBES))
+    # If the products overflow, the error is infinite or NaN, and the check of the error fails.
     with np.errstate(all="ignore"):
-        recovered_signs = (N @ (C @ (signs / column_scales[:, None]))) * column_scales[:, None]
-        max_error = float(np.abs(recovered_signs - signs).max())
+        recovered_signs = (N @ (C @ (random_signs / column_scales[:, None]))) * column_scales[
+            :, None
+        ]
+        max_error = float(np.abs(recovered_signs - random_signs).max())
     if not max_error <= _INVERSE_TOLERANCE:
         raise ValueError(
             "the encoder is too ill-conditioned for float64: N C differs from the identity by "

@@ -119,7 +119,7 @@ def _check(runs: list[Run]) -> None:
 def _render(
     runs: list[Run], groups: list[RunGroup], plot_by_name: dict[str, Plot | None], title: str
 ) -> str:
-    """Renders the HTML of a report."""
+    """Renders the HTML of a report from its runs and plots."""
     template_environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(pathlib.Path(__file__).parent),
         autoescape=True,
@@ -206,7 +206,7 @@ def _range_in_words(values: list[int]) -> str:
 
 
 def _cards(groups: list[RunGroup]) -> list[dict[str, str]]:
-    """Returns a card for each group, with its result and its privacy.
+    """Returns the values of a card for each group of runs, with its result and its privacy.
 
     If there are many groups, there are no cards.
     """

@@ -157,8 +157,7 @@ def powers_of_two(ax: Axes, ticks: Sequence[float]) -> None:
 
 
 def tens(ax: Axes) -> None:
-    """Makes the vertical axis of a plot logarithmic, with ticks at 1, 2 and 5 times powers of "
-    "ten."""
+    """Makes the vertical axis of a plot logarithmic, with ticks at 1, 2, 5, 10, 20 and so on."""
     ax.set_yscale("log")
     ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     _plain_numbers(ax.yaxis)

@@ -217,7 +217,7 @@ def _draw_participation(ax: Axes, runs: Sequence[Run]) -> str:
         error_bars = np.stack(
             [mean_clients - clients_by_run.min(axis=0), clients_by_run.max(axis=0) - mean_clients]
         )
-    bars = ax.bar(
+    participation_bars = ax.bar(
         num_times,
         mean_clients,
         color=[_participation_color(t, planned_limit) for t in num_times],
@@ -226,7 +226,7 @@ def _draw_participation(ax: Axes, runs: Sequence[Run]) -> str:
         capsize=3,
     )
     if num_bars <= _MAX_LABELLED_BARS:
-        ax.bar_label(bars, fmt="{:,.0f}", padding=3, fontsize=9)
+        ax.bar_label(participation_bars, fmt="{:,.0f}", padding=3, fontsize=9)
     ax.margins(y=0.15)
     axis_label = "participations of one client"
     if planned_limit is not None:
@@ -262,7 +262,7 @@ def _participation(run: Run) -> dict[str, Any]:
 
 
 def _clients_by_participations(run: Run) -> dict[int, int]:
-    """Maps numbers of participations to the number of clients of a finished run that had them."""
+    """Returns the number of clients of a finished run by their number of participations."""
     participation = _participation(run)
     histogram = {int(times): int(count) for times, count in participation["histogram"].items()}
     return histogram | {0: participation["population"] - participation["clients"]}
@@ -292,8 +292,8 @@ def spending_plot(runs: Sequence[Run]) -> Plot | None:
     figure_note = simulation_note(finished_runs)
     with canvas(2.8, figure_note) as (figure, png):
         ax = figure.subplots()
-        bars = ax.bar(share_intervals, mean_clients, color=_BAR_COLOR)
-        ax.bar_label(bars, fmt="{:,.0f}", padding=3, fontsize=9)
+        spending_bars = ax.bar(share_intervals, mean_clients, color=_BAR_COLOR)
+        ax.bar_label(spending_bars, fmt="{:,.0f}", padding=3, fontsize=9)
         ax.set(
             title="What clients spent of their budget",
             xlabel="share of the squared budget",

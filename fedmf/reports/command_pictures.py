@@ -135,9 +135,9 @@ def _draw_histogram(ax: Axes, forecast: dict[str, Any]) -> None:
     client_percents = [100 * fraction_by_times.get(k, 0.0) for k in participation_counts]
     colors = [_bar_color(k, max_participations) for k in participation_counts]
     bar_width = 0.8 if max_times < _MAX_SEPARATE_BARS else 1.0
-    bars = ax.bar(participation_counts, client_percents, width=bar_width, color=colors)
+    histogram_bars = ax.bar(participation_counts, client_percents, width=bar_width, color=colors)
     if max_times < _MAX_LABELLED_BARS:
-        ax.bar_label(bars, fmt=_percent_label, padding=2, fontsize=7.5)
+        ax.bar_label(histogram_bars, fmt=_percent_label, padding=2, fontsize=7.5)
     if max_participations <= max(2 * max_times, 12):
         ax.axvline(max_participations + 0.5, color=RED, linewidth=1.1, linestyle=DASHED)
     axis_label = f"participations, planned limit {max_participations:,}"
@@ -218,15 +218,15 @@ def bands_picture(choice: dict[str, Any]) -> bytes:
     best_bands = choice["best"]
     banded_rows = [row for row in candidate_rows if row["family"] == "banded"]
     bands = [row["bands"] for row in banded_rows]
-    errors = [row["rmse"] for row in banded_rows]
+    banded_errors = [row["rmse"] for row in banded_rows]
     with canvas(3.9, "") as (figure, png):
         ax = figure.subplots()
-        ticks = sorted(set(bands))
-        power_ticks = [b for b in ticks if b & (b - 1) == 0]
+        band_ticks = sorted(set(bands))
+        power_ticks = [b for b in band_ticks if b & (b - 1) == 0]
         if len(power_ticks) > 1:
-            ticks = power_ticks
-        powers_of_two(ax, ticks)
-        ax.plot(bands, errors, color=BLUE, zorder=2)
+            band_ticks = power_ticks
+        powers_of_two(ax, band_ticks)
+        ax.plot(bands, banded_errors, color=BLUE, zorder=2)
         _draw_bands(ax, banded_rows, is_amplified=True)
         _draw_bands(ax, banded_rows, is_amplified=False)
         for row in candidate_rows:

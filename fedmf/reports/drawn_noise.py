@@ -158,6 +158,6 @@ def correlation_of(covariance: np.ndarray) -> np.ndarray:
 
     Entries of rounds without noise are 0.
     """
-    std = np.sqrt(np.diag(covariance))
-    inverse_std = np.divide(1.0, std, out=np.zeros_like(std), where=std > 0)
+    round_stds = np.sqrt(np.diag(covariance))
+    inverse_std = np.divide(1.0, round_stds, out=np.zeros_like(round_stds), where=round_stds > 0)
     return without_specks(covariance * inverse_std[:, None] * inverse_std[None, :])

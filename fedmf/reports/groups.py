@@ -197,7 +197,8 @@ def noise_levels(group: RunGroup) -> NoiseLevels:
 
 
 def mean_over_runs(group: RunGroup, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the curve of a metric, as numbers of completed rounds and means over the runs.
+    """Returns the curve of a metric for a group, as numbers of completed rounds and means over its
+    runs.
 
     Rounds in which a run has no value are left out.
     """
@@ -211,7 +212,7 @@ def mean_over_runs(group: RunGroup, name: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def validation_curve(run: Run) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the validation curve of a run.
+    """Returns the curve of a run's headline metric on the validation data.
 
     It consists of numbers of completed rounds, and of values of the headline metric.
     """

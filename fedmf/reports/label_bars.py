@@ -100,8 +100,10 @@ def draw_label_bars(bars: LabelBars) -> bytes:
             ylim=(num_bars - 0.4, -0.6),
         )
         ax.xaxis.set_major_locator(whole_steps(8))
-        ticks = np.arange(0, num_bars, max(1, -(-num_bars // 12)))
-        ax.set_yticks(ticks, [bars.client_names[tick] for tick in ticks], parse_math=False)
+        axis_ticks = np.arange(0, num_bars, max(1, -(-num_bars // 12)))
+        ax.set_yticks(
+            axis_ticks, [bars.client_names[tick] for tick in axis_ticks], parse_math=False
+        )
         ax.grid(visible=False, axis="y")
         _add_legend(figure, legend_names, colors, num_columns)
     return png.getvalue()

@@ -25,8 +25,8 @@ _COLORS = {"none": "#4a4a4a", "file": "#3c0f4b"}
 # The strongest shade of a colour is mixed with this fraction of white or black. It is still legible
 # as text.
 _MAX_SHADE = 0.45
-# Colours whose red, green and blue values have a larger sum are shaded with black, because white
-# would make them illegible.
+# Colours whose red, green and blue values have a larger sum than this are shaded with black,
+# because white would make them illegible.
 _LIGHT_COLOR = 1.49
 _LINE_STYLES: tuple[LineStyle, ...] = (
     "-",
@@ -58,14 +58,15 @@ def decoder_of(run: Run) -> str | None:
     if run.config.family not in families_taking("decoder"):
         return None
     mechanism = run.mechanism
-    # A tree mechanism that restarts is a StampedMechanism of trees.
+    # A tree mechanism that restarts is a StampedMechanism, whose part has the decoder.
     if isinstance(mechanism, StampedMechanism):
         mechanism = mechanism.part
     return str(getattr(mechanism, "decoder", run.config.decoder))
 
 
 def config_as_run(run: Run) -> TrainConfig:
-    """Returns the config of a run, with the decoder None if it is the default of its family.
+    """Returns the config of a run, in which the decoder is None if it is the default of the
+    mechanism family.
 
     Runs of the same mechanism then have equal configs.
     """
@@ -106,7 +107,7 @@ def group_labels(first_runs: Sequence[Run]) -> list[str]:
         configs_by_mechanism.setdefault(mechanism, []).append(config)
     all_field_names = field_names(configs)
     compared_names = [name for name in all_field_names if _is_compared(name, configs)]
-    labels = []
+    group_label_list = []
     for mechanism, config in zip(mechanism_names, configs, strict=True):
         label_names = {name for name in compared_names if _applies(name, config)}
         label_names |= set(differing_fields(configs_by_mechanism[mechanism]))
@@ -116,8 +117,8 @@ def group_labels(first_runs: Sequence[Run]) -> list[str]:
             for name in all_field_names
             if name in label_names
         ]
-        labels.append(", ".join([mechanism, *filter(None, label_details)]))
-    return labels
+        group_label_list.append(", ".join([mechanism, *filter(None, label_details)]))
+    return group_label_list
 
 
 def _is_compared(name: str, configs: Sequence[TrainConfig]) -> bool:
@@ -146,7 +147,7 @@ _HAS_MEANING: dict[str, Callable[[TrainConfig], Any]] = {
     "warmup": lambda config: config.learning_rate_schedule is None,
     "cooldown": lambda config: config.learning_rate_schedule is None,
 }
-# Names of fields for which the value 0 means that they are not set.
+# Names of configuration fields that are not set if their value is 0.
 _UNSET_AT_ZERO = ("private_metrics", "canaries", "dropout", "proximal_strength")
 
 

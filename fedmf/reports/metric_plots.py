@@ -29,8 +29,8 @@ _MAX_MARKED_POINTS = 6
 def accuracy_plot(groups: Sequence[RunGroup]) -> Plot:
     """Draws the headline metric on the validation set over rounds."""
     headline_metric = groups[0].plan["task"]["headline_metric"]
-    runs = runs_of(groups)
-    figure_note = simulation_note(runs)
+    all_runs = runs_of(groups)
+    figure_note = simulation_note(all_runs)
     plot_title = f"Validation {metric_name(headline_metric)} over rounds"
     final_values = []
     with canvas(3.9, figure_note) as (figure, png):
@@ -40,7 +40,7 @@ def accuracy_plot(groups: Sequence[RunGroup]) -> Plot:
             if final_value is not None:
                 final_values.append(f"{group.label} {metric_value(headline_metric, final_value)}")
         set_round_axis(ax, plot_title, max_ticks=8)
-        ax.set_xlim(0, max(run.config.rounds for run in runs))
+        ax.set_xlim(0, max(run.config.rounds for run in all_runs))
         if is_share(headline_metric):
             in_percent(ax)
             ax.set_ylim(bottom=max(0.0, ax.get_ylim()[0]))
@@ -58,7 +58,7 @@ def accuracy_plot(groups: Sequence[RunGroup]) -> Plot:
         legend_above(figure, list(line_by_label.values()), list(line_by_label))
     return Plot(
         png=png.getvalue(),
-        caption=_accuracy_caption(groups, runs),
+        caption=_accuracy_caption(groups, all_runs),
         note=figure_note,
         alt=f"Line plot: {plot_title}. Last values: {'; '.join(final_values) or 'none yet'}.",
     )
@@ -143,17 +143,17 @@ def training_plot(groups: Sequence[RunGroup]) -> Plot | None:
 
     The lines are means over the runs of a group. It returns None if no run has either metric.
     """
-    runs = runs_of(groups)
+    all_runs = runs_of(groups)
     metric_names = [
-        name for name in _TRAINING_METRICS if any(_has_metric(run, name) for run in runs)
+        name for name in _TRAINING_METRICS if any(_has_metric(run, name) for run in all_runs)
     ]
     if not metric_names:
         return None
-    figure_note = simulation_note(runs)
+    figure_note = simulation_note(all_runs)
     final_values = []
     with canvas(2.8, figure_note) as (figure, png):
-        panels = figure.subplots(1, len(metric_names), squeeze=False)[0]
-        for ax, name in zip(panels, metric_names, strict=True):
+        metric_panels = figure.subplots(1, len(metric_names), squeeze=False)[0]
+        for ax, name in zip(metric_panels, metric_names, strict=True):
             for group in groups:
                 rounds, values = mean_over_runs(group, name)
                 ax.plot(rounds, values, color=group.color, linestyle=group.line, linewidth=1.4)
@@ -171,7 +171,7 @@ def training_plot(groups: Sequence[RunGroup]) -> Plot | None:
         "Over the clients of each round: the mean loss before the round's step, and the share of "
         "updates that were clipped."
     )
-    if len(runs) > len(groups):
+    if len(all_runs) > len(groups):
         caption += " Lines are means over seeds."
     caption += (
         " Colours are those above. These are exact functions of client data, which the "
@@ -228,8 +228,8 @@ def private_plot(groups: Sequence[RunGroup]) -> Plot | None:
     figure_note = simulation_note([run for _, run in drawn_runs])
     final_values = []
     with canvas(2.8, figure_note) as (figure, png):
-        panels = figure.subplots(1, len(_PRIVATE_METRICS))
-        for ax, name in zip(panels, _PRIVATE_METRICS, strict=True):
+        metric_panels = figure.subplots(1, len(_PRIVATE_METRICS))
+        for ax, name in zip(metric_panels, _PRIVATE_METRICS, strict=True):
             for group, run in drawn_runs:
                 metric_curve = private_curve(run, name)
                 ax.plot(

@@ -1,5 +1,4 @@
-"""Plots of the noise, which are heat maps of its matrices and its standard deviation in each "
-"round."""
+"""Plots of the noise, with heat maps of its matrices and its standard deviation by round."""
 
 import textwrap
 from collections.abc import Sequence
@@ -101,13 +100,13 @@ def levels_plot(groups: Sequence[RunGroup]) -> Plot | None:
             figure.subplots(1, 2), levels_by_title.items(), strict=True
         ):
             for group, values in zip(private_groups, deviations, strict=True):
-                rounds = np.arange(1, len(values) + 1)
+                round_numbers = np.arange(1, len(values) + 1)
                 line_style = {
                     "color": group.color,
                     "linestyle": group.line,
                     "marker": marker(values),
                 }
-                ax.plot(rounds, values, linewidth=1.6, **line_style)
+                ax.plot(round_numbers, values, linewidth=1.6, **line_style)
             set_round_axis(ax, title)
             ax.set(xlim=(0, None), ylim=(0, None))
         figure.axes[0].set(xlabel="round", ylabel="standard deviation")

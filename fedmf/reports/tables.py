@@ -213,8 +213,7 @@ def _amplified(group: RunGroup) -> bool:
 
 
 def _metric_cell(group: RunGroup, split: str) -> Cell:
-    """Returns the table cell for a group's final metric, with its mean and its value for each "
-    "seed."""
+    """Returns the table cell for a group's final metric, with its mean and value for each seed."""
     headline_metric = group.plan["task"]["headline_metric"]
     value_by_seed = {run.config.seed: final_metric(run, split) for run in group.runs}
     known_values = [value for value in value_by_seed.values() if value is not None]
@@ -352,9 +351,9 @@ def _compared_cell(text: str, planned: str, complaint: str) -> Cell:
 
 def runs_table(groups: Sequence[RunGroup]) -> Table:
     """Returns the table of run folders, with the config fields in which the runs differ."""
-    runs = runs_of(groups)
-    differing_names = differing_fields([config_as_run(run) for run in runs])
-    folder_by_run = folder_names(runs)
+    all_runs = runs_of(groups)
+    differing_names = differing_fields([config_as_run(run) for run in all_runs])
+    folder_by_run = folder_names(all_runs)
     table_rows = []
     for group in groups:
         for run in group.runs:
@@ -380,7 +379,7 @@ def _time_cell(run: Run) -> Cell:
 
 
 def folder_names(runs: Sequence[Run]) -> dict[int, str]:
-    """Maps the id() of each run to its folder's name.
+    """Returns the name of each run's folder, by the id() of the run.
 
     If names are not unique, they include the parent folder.
     """
@@ -401,7 +400,7 @@ def common_config(runs: Sequence[Run]) -> list[tuple[str, str]]:
 
 
 def package_versions(runs: Sequence[Run]) -> list[tuple[str, str]]:
-    """Returns the names of packages, with all versions of them that runs used."""
+    """Returns the names of packages, each with all versions that the runs used."""
     versions_by_package: dict[str, dict[str, None]] = {}
     for run in runs:
         for package, version in run.plan["versions"].items():

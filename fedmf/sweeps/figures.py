@@ -25,7 +25,7 @@ _COMPARED_AXES = ("epsilon", "noise_multiplier", "bands", "clip_norm")
 # An axis is logarithmic if its largest value is at least this many times its smallest.
 _LOGARITHMIC_FROM = 3.0
 _CROSSES = " (×: stopped, or diverged)"
-# Maps each value on the x axis to a list with the metric of every seed.
+# For each value on the x axis, a list with the metric of every seed.
 _Points = dict[float | None, list[float]]
 
 
@@ -91,8 +91,8 @@ def _points_figure(runs: Sequence[Run], names: Sequence[str], smoothed_over: int
     headline_metric = runs[0].plan["task"]["headline_metric"]
     validation_values = [validation_of(run, smoothed_over) for run in runs]
     with canvas(2.9, simulation_note(runs)) as (drawing, out):
-        panels = drawing.subplots(1, len(numbers), sharey=True, squeeze=False)[0]
-        for ax, (name, field_values) in zip(panels, numbers.items(), strict=True):
+        number_panels = drawing.subplots(1, len(numbers), sharey=True, squeeze=False)[0]
+        for ax, (name, field_values) in zip(number_panels, numbers.items(), strict=True):
             (points,) = ax.plot(
                 field_values, validation_values, linestyle="", marker="o", markersize=4
             )
@@ -110,9 +110,9 @@ def _points_figure(runs: Sequence[Run], names: Sequence[str], smoothed_over: int
         figure_title = _validation_title(smoothed_over).format(metric_name(headline_metric))
         if has_crosses:
             figure_title += _CROSSES
-        panels[0].set_title(figure_title)
+        number_panels[0].set_title(figure_title)
         if is_share(headline_metric):
-            in_percent(panels[0])
+            in_percent(number_panels[0])
     return out.getvalue()
 
 
@@ -164,13 +164,15 @@ def best_figure(
         lines.setdefault(line_key, []).append(best)
     first_runs = []
     for group in lines.values():
-        run = next(run for run in runs if _has_values(run, group[0].compared))
+        first_run = next(
+            first_run for first_run in runs if _has_values(first_run, group[0].compared)
+        )
         # The tuned fields, except the number of bands, vary along a line, so the line's label
         # leaves them out.
         tuned_values = {
             name: getattr(runs[0].config, name) for name in tuned_names if name != "bands"
         }
-        first_runs.append(_off_axis(runs, run, axis_name, tuned_values))
+        first_runs.append(_off_axis(runs, first_run, axis_name, tuned_values))
     line_groups = [
         _of_all_bands(line, group)
         for line, group in zip(group_runs(first_runs), lines.values(), strict=True)
@@ -238,7 +240,8 @@ def _draw_lines(
                 "linestyle": line.line,
                 "label": line.label,
             }
-            if None in values:  # A run without noise has no epsilon.
+            # A run without noise has no epsilon, so it has no place on the x axis.
+            if None in values:
                 ax.axhline(float(np.mean(values[None])), linewidth=1.4, **style)
                 continue
             line_positions = sorted(x for x in values if x is not None)
@@ -253,11 +256,11 @@ def _draw_lines(
                 linewidth=1,
             )
         all_positions = set(itertools.chain.from_iterable(points))
-        ticks = sorted(x for x in all_positions if x is not None)
-        if ticks[0] > 0 and ticks[-1] / ticks[0] >= _LOGARITHMIC_FROM:
+        axis_ticks = sorted(x for x in all_positions if x is not None)
+        if axis_ticks[0] > 0 and axis_ticks[-1] / axis_ticks[0] >= _LOGARITHMIC_FROM:
             ax.set_xscale("log")
             ax.minorticks_off()
-        ax.set_xticks(ticks, labels=[plain(float(x)) for x in ticks])
+        ax.set_xticks(axis_ticks, labels=[plain(float(x)) for x in axis_ticks])
         ax.set_xlabel(axis.replace("_", " "))
         if has_crosses:
             title += _CROSSES

@@ -89,10 +89,10 @@ def _checked_value(name: str, text: str) -> Any:
     Raises:
       TypeError, ValueError: the field refuses it.
     """
-    value = typed_value(name, text)
-    if name in _FIELDS and value is not None:
-        _FIELDS[name].metadata["check"](name, value)
-    return value
+    parsed_value = typed_value(name, text)
+    if name in _FIELDS and parsed_value is not None:
+        _FIELDS[name].metadata["check"](name, parsed_value)
+    return parsed_value
 
 
 def _kinds(name: str) -> tuple[type, ...]:
@@ -206,12 +206,12 @@ def sweep_config(fixed: Mapping[str, Any], chosen: Mapping[str, Any]) -> tuple[s
       ValueError: they are no configuration.
     """
     run_fields = applying(fixed, chosen)
-    name = run_name({k: v for k, v in chosen.items() if k in run_fields})
+    name_of_run = run_name({k: v for k, v in chosen.items() if k in run_fields})
     try:
         tasks.check_separation_is_given(run_fields)
-        return name, tasks.completed(TrainConfig.from_mapping(run_fields, "the sweep"))
+        return name_of_run, tasks.completed(TrainConfig.from_mapping(run_fields, "the sweep"))
     except (ValueError, TypeError) as error:
-        raise ValueError(f"run {name or run_fields.get('family')}: {error}") from error
+        raise ValueError(f"run {name_of_run or run_fields.get('family')}: {error}") from error
 
 
 def fields_in_name(run: str) -> set[str]:

@@ -21,7 +21,7 @@ from fedmf.runs.folder import Run
 from fedmf.runs.notes import smaller_is_better
 from fedmf.sweeps.runs import run_folder
 
-# Fractions of the rounds after which settings are compared.
+# Settings are compared after these fractions of a run's rounds.
 _SHARES = (0.25, 0.5)
 _LOSSES = ("private loss", "validation loss")
 
@@ -163,9 +163,9 @@ def _standing(out: pathlib.Path, names: Sequence[str], rung: int) -> _Setting:
     loss_name = _LOSSES[1]
     for name in names:
         by_round: dict[int, float] = {}
-        run = _run(out, name)
-        if run is not None:
-            by_round, loss_name = _curve(run)
+        loaded_run = _run(out, name)
+        if loaded_run is not None:
+            by_round, loss_name = _curve(loaded_run)
         is_validated = is_validated or rung in by_round
         scores.append(by_round.get(rung, math.nan))
         first_loss = math.nan
@@ -183,13 +183,13 @@ def _standing(out: pathlib.Path, names: Sequence[str], rung: int) -> _Setting:
 
 def _run(out: pathlib.Path, name: str) -> Run | None:
     """Reads a run of the sweep, or returns None if the run has not begun."""
-    folder = run_folder(out, name)
-    return Run.load(folder) if (folder / "config.json").exists() else None
+    folder_of_run = run_folder(out, name)
+    return Run.load(folder_of_run) if (folder_of_run / "config.json").exists() else None
 
 
 def _curve(run: Run) -> tuple[dict[int, float], str]:
-    """Returns a value that is to be minimised, after each validated round of a run, and the name of
-    this measure.
+    """Returns the score of a run after each validated round, where smaller is better, and the name
+    of the score.
     """
     if run.config.private_metrics:
         rounds, losses, _ = private_curve(run, "loss")
@@ -203,14 +203,14 @@ def _curve(run: Run) -> tuple[dict[int, float], str]:
         return {end: math.nan if x is None else x for end, x in loss_by_round.items()}, _LOSSES[1]
     headline_metric = run.plan["task"]["headline_metric"]
     rounds, values_there = validation_curve(run)
-    sign = 1 if smaller_is_better(headline_metric) else -1
-    score_by_round = dict(zip(rounds.tolist(), (sign * values_there).tolist(), strict=True))
+    score_sign = 1 if smaller_is_better(headline_metric) else -1
+    score_by_round = dict(zip(rounds.tolist(), (score_sign * values_there).tolist(), strict=True))
     return score_by_round, f"validation {metric_name(headline_metric)}"
 
 
 def _warn_that_all_rose(best: _Setting, values: str, rung: int) -> None:
-    """Warns that no setting learns. It does not warn if no run was validated because all have
-    failed.
+    """Warns that the loss of every setting has risen, so that no setting learns. It does not warn
+    if no run was validated because all have failed.
     """
     if not best.validated:
         return

@@ -130,13 +130,13 @@ def score_of(run: Run, smoothed_over: int = 0) -> float:
     """
     if _has_diverged(run):
         return math.nan
-    score = validation_of(run, smoothed_over)
+    run_score = validation_of(run, smoothed_over)
     if run.config.private_metrics:
-        score = next(iter(private_curve(run, "accuracy").means[::-1]), math.nan)
-    if not math.isfinite(score):
+        run_score = next(iter(private_curve(run, "accuracy").means[::-1]), math.nan)
+    if not math.isfinite(run_score):
         return math.nan
     is_error = smaller_is_better(run.plan["task"]["headline_metric"])
-    return float(-score) if is_error else float(score)
+    return float(-run_score) if is_error else float(run_score)
 
 
 def _has_diverged(run: Run) -> bool:
@@ -150,7 +150,7 @@ def _has_diverged(run: Run) -> bool:
 
 
 def tuned_fields(runs: Sequence[Run]) -> tuple[str, ...]:
-    """Returns the names of the fields whose values are chosen by validation.
+    """Returns the names of the configuration fields whose best values are chosen by validation.
 
     The number of bands is among them if all runs sample their cohorts, since the best number then
     depends on epsilon.
@@ -209,9 +209,10 @@ def _best(
         if runs
     }
     (metric,) = {run.plan["task"]["headline_metric"] for runs in tried.values() for run in runs}
-    sign = -1 if smaller_is_better(metric) else 1
+    score_sign = -1 if smaller_is_better(metric) else 1
     mean_by_setting = {
-        setting: float(sign * np.mean(values)) for setting, values in values_by_setting.items()
+        setting: float(score_sign * np.mean(values))
+        for setting, values in values_by_setting.items()
     }
     for setting, mean in mean_by_setting.items():
         # A setting whose model has diverged cannot be the best one.
@@ -239,8 +240,8 @@ def _best(
 
 def _metric(run: Run, split: str) -> float:
     """Returns a run's final headline metric on a split, or NaN if there is none."""
-    value = final_metric(run, split)
-    return math.nan if value is None else value
+    final_value = final_metric(run, split)
+    return math.nan if final_value is None else final_value
 
 
 def best_table(
@@ -283,14 +284,14 @@ def best_table(
 
 
 def _value_text(value: Any) -> str:
-    """Returns a value as text for the table of the best settings."""
+    """Returns the text of a field's value in the table of the best settings."""
     if value is None:
         return "-"
     return plain(value) if isinstance(value, float) else str(value)
 
 
 def _mean_and_range(values: Sequence[float]) -> str:
-    """Returns the mean of some values as text and, if there are several, their range."""
+    """Returns a text with the mean of some values and, if there are several, their range."""
     mean_text = f"{sum(values) / len(values):.4f}"
     return (
         mean_text if len(values) == 1 else f"{mean_text} ({min(values):.4f} to {max(values):.4f})"
@@ -309,12 +310,12 @@ def together(runs: Sequence[Run]) -> str:
     if math.isfinite(epsilon):
         # Epsilon is rounded up, since it is an upper bound.
         epsilon = math.ceil(epsilon * 100) / 100
-    subject = (
+    runs_phrase = (
         "The private run"
         if len(private_plans) == 1
         else f"The {len(private_plans)} private runs together"
     )
-    guarantee_text = f"{subject}: epsilon {epsilon:.2f} at delta {plain(delta)}"
+    guarantee_text = f"{runs_phrase}: epsilon {epsilon:.2f} at delta {plain(delta)}"
     if any(plan["claimed_cohort"] for plan in private_plans):
         guarantee_text += ", of the claimed cohorts"
     sampling_schemes = [

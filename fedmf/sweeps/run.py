@@ -254,7 +254,7 @@ def train_all(
     ) as progress:
 
         def train(names: Iterable[str], *arguments: str) -> None:
-            """Trains some runs, with additional arguments of `fedmf train`."""
+            """Trains the runs with these names, with additional arguments of `fedmf train`."""
             can_begin = _until_one_cannot_begin(names, failures)
             for name in iter_finished_runs(out, can_begin, options, failures, arguments):
                 progress.update(rounds_done() - progress.n)
@@ -292,8 +292,7 @@ def outcome(out: pathlib.Path, name: str, failures: Mapping[str, Failure]) -> st
 
 
 def _until_one_cannot_begin(names: Iterable[str], failures: Mapping[str, Failure]) -> Iterator[str]:
-    """Yields names of runs until a run could not begin, because then most likely no other run "
-    "can."""
+    """Yields names of runs until a run could not begin, as then most likely no other run can."""
     for name in names:
         if any(failure.status == BAD_ARGUMENTS for failure in failures.values()):
             return

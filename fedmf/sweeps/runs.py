@@ -44,20 +44,20 @@ def request(out: pathlib.Path, name: str, options: list[str]) -> dict[str, Any]:
     """Returns the arguments of `job.Job.begin` with which a run begins or resumes."""
     folder_of_run = run_folder(out, name)
     config_path = out / "logs" / f"{name}.json"
-    arguments = ["train", "--quiet", "--out", str(folder_of_run), *options]
+    train_arguments = ["train", "--quiet", "--out", str(folder_of_run), *options]
     if (folder_of_run / "config.json").exists():
         data_path = TrainConfig.from_mapping(read_config_file(config_path), str(config_path)).data
-        arguments.append("--resume")
+        train_arguments.append("--resume")
         if data_path is not None:
-            arguments += ["--data", data_path]
+            train_arguments += ["--data", data_path]
     else:
-        arguments += [
+        train_arguments += [
             "--config",
             str(config_path),
             "--noise-seed",
             (out / "private" / f"{name}.seed").read_text(),
         ]
-    return {"arguments": arguments, "log": str(log_file(out, name))}
+    return {"arguments": train_arguments, "log": str(log_file(out, name))}
 
 
 class LocalRuns:
@@ -193,7 +193,9 @@ def train_there(out: str, name: str, options: list[str]) -> int:
         while (status := run_job.status()) is None:
             time.sleep(_POLL_SECONDS)
         return status
-    except KeyboardInterrupt:  # Ray raises KeyboardInterrupt here when the sweep stops the run.
+    except (
+        KeyboardInterrupt
+    ):  # Ray raises KeyboardInterrupt in this call when the sweep stops the run.
         run_job.process.send_signal(signal.SIGINT)
         return run_job.process.wait()
     finally:

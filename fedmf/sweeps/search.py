@@ -1,5 +1,5 @@
-"""Search of a sweep, which chooses each trial by the scores of earlier trials with Optuna's TPE
-sampler (Bergstra et al. 2011).
+"""Search of a sweep, in which Optuna's TPE sampler chooses each trial by the scores of earlier
+trials. The sampler is that of Bergstra et al. 2011.
 
 The search stores nothing but the runs' folders. The next trial follows from them alone, so that a
 search that was stopped resumes as if it had not been.
@@ -62,7 +62,7 @@ class Space:
         self.corners()
 
     def corners(self) -> dict[str, TrainConfig]:
-        """Returns the grid of all listed values and of both ends of each range, as runs."""
+        """Returns the runs of a grid that has all listed values and both ends of each range."""
         values_by_field = {
             name: [values.low, values.high] if isinstance(values, Range) else values
             for name, values in self.varied.items()
@@ -76,31 +76,30 @@ class Space:
         named_values = dict(entry.split("=", 1) for entry in run.split(",") if "=" in entry)
         chosen_values: dict[str, Any] = {}
         for name, values in self.varied.items():
-            value = config.flat().get(name)
-            value_texts = {grid.run_name({name: value}), f"{name}={named_values.get(name)}"}
+            field_value = config.flat().get(name)
+            value_texts = {grid.run_name({name: field_value}), f"{name}={named_values.get(name)}"}
             if isinstance(values, list):
                 chosen_values.update(
                     (name, v) for v in values if grid.run_name({name: v}) in value_texts
                 )
             # The run has no value of this option, which was left at the default of the mechanism
             # family.
-            elif value is None and name in named_values:
-                value = grid.typed_value(name, named_values[name])
-            if isinstance(values, Range) and value in values:
-                chosen_values[name] = value
+            elif field_value is None and name in named_values:
+                field_value = grid.typed_value(name, named_values[name])
+            if isinstance(values, Range) and field_value in values:
+                chosen_values[name] = field_value
         if "family" in self.varied and "family" not in chosen_values:
             return None
         needed_names = grid.applying(self.fixed, dict.fromkeys(self.varied) | chosen_values)
         chosen_values = {
-            name: value for name, value in chosen_values.items() if name in needed_names
+            name: field_value for name, field_value in chosen_values.items() if name in needed_names
         }
         if set(chosen_values) != set(needed_names) & set(self.varied):
             return None
         try:
             _, chosen_config = grid.sweep_config(self.fixed, chosen_values)
-        except (
-            ValueError
-        ):  # The values in the run's name and the fixed fields make no valid configuration.
+        except ValueError:
+            # The values in the run's name and the fixed fields make no valid configuration.
             return None
         is_same = dataclasses.replace(chosen_config, data=config.data) == config
         return chosen_values if is_same else None
@@ -164,9 +163,8 @@ def next_trial(space: Space, trials: Mapping[str, Trial]) -> tuple[str, Trial] |
         chosen_values = _suggested(space, suggested_trial)
         try:
             name, config = grid.sweep_config(space.fixed, chosen_values)
-        except (
-            ValueError
-        ):  # Optuna's suggested values and the fixed fields make no valid configuration.
+        except ValueError:
+            # Optuna's suggested values and the fixed fields make no valid configuration.
             study.tell(suggested_trial, state=pruned)
             continue
         if all(config != trial.config for trial in trials.values()):
@@ -227,8 +225,8 @@ def _distribution(name: str, values: list[Any] | Range) -> Any:
 
 
 def _texts(name: str, values: list[Any]) -> list[str]:
-    """Returns values as texts, which Optuna accepts as categories. They are spelled as in names of
-    runs.
+    """Returns values of a field as texts, which Optuna accepts as categories. They are spelled as
+    in names of runs.
     """
     return [grid.run_name({name: value}) for value in values]
 
@@ -357,8 +355,8 @@ def train_trials(
             if name in failures:
                 trial_by_name[name] = dataclasses.replace(trial, failed=True)
             elif trial.score is None and _finished(out, name):
-                score = results.score_of(Run.load(run_folder(out, name)), smoothed_over)
-                trial_by_name[name] = dataclasses.replace(trial, score=score)
+                trial_score = results.score_of(Run.load(run_folder(out, name)), smoothed_over)
+                trial_by_name[name] = dataclasses.replace(trial, score=trial_score)
 
     def names() -> Iterator[str]:
         """Yields the names of the unfinished trials, and then of new ones."""
@@ -367,8 +365,8 @@ def train_trials(
         while len(trial_by_name) < trials:
             update_trials()
             statuses = [failure.status for failure in failures.values()]
-            states = [sweep_folder.state(out, name) for name in trial_by_name]
-            if driver.BAD_ARGUMENTS in statuses and set(states) == {"not begun"}:
+            trial_states = [sweep_folder.state(out, name) for name in trial_by_name]
+            if driver.BAD_ARGUMENTS in statuses and set(trial_states) == {"not begun"}:
                 return  # If one run could not begin, most likely no other run can.
             new_trial = next_trial(space, trial_by_name)
             if new_trial is None:

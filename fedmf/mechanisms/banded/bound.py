@@ -215,20 +215,20 @@ def _negative_gradient(
     the diagonal. They solve C M = T, where T is -1/2 times the gradient along C. That gradient is G
     P^T, where P is the inverse of the workload and G the gradient along R = C P.
     """
-    block_inverses = np.stack([invert_block(block) for block in C.diagonal])
+    block_inverses = np.stack([invert_block(diagonal_block) for diagonal_block in C.diagonal])
     T_blocks = []
     for gradient, next_gradient in itertools.pairwise(R_gradient):
-        block = -0.5 * (gradient @ P.diagonal[: len(gradient)].transpose(0, 2, 1))
-        block[1:] -= 0.5 * (next_gradient @ P.below[: len(next_gradient)].transpose(0, 2, 1))
-        T_blocks.append(block)
+        result_block = -0.5 * (gradient @ P.diagonal[: len(gradient)].transpose(0, 2, 1))
+        result_block[1:] -= 0.5 * (next_gradient @ P.below[: len(next_gradient)].transpose(0, 2, 1))
+        T_blocks.append(result_block)
     M = np.empty_like(T_blocks[0])
     M_below = np.empty_like(T_blocks[1])
     for t in range(len(M)):
         T_remainder = T_blocks[0][t]
         if t:
             T_remainder = T_blocks[0][t] - C.below[t - 1] @ M_below[t - 1].T
-        block = block_inverses[t] @ T_remainder
-        M[t] = 0.5 * (block + block.T)
+        result_block = block_inverses[t] @ T_remainder
+        M[t] = 0.5 * (result_block + result_block.T)
         if t + 1 < len(M):
             M_below[t] = block_inverses[t + 1] @ (T_blocks[1][t] - C.below[t] @ M[t])
     M_blocks = [M, M_below]

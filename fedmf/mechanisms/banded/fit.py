@@ -181,8 +181,8 @@ def fit_banded(
 
 
 class _BandedFit:
-    """One banded fit with either the structured or the dense loss. Its `run` raises ArithmeticError
-    if the loss is not accurate enough for the workload.
+    """A single fit of a banded encoder, with either the structured or the dense loss. Its `run`
+    raises ArithmeticError if the loss is not accurate enough for the workload.
     """
 
     def __init__(
@@ -286,8 +286,8 @@ class _BandedFit:
         return certify(loss, lower_bound, self.iterations, duration, participation=self.epochs)
 
     def _final_certificate(self, x: np.ndarray, interrupted: bool) -> Certificate:
-        """Returns the certificate of the last step. After Ctrl-C it has the latest lower bound, or
-        one that takes little time to compute.
+        """Returns the certificate for the encoder of the last step. After Ctrl-C it has the latest
+        lower bound, or one that takes little time to compute.
         """
         if interrupted and self.certificate is not None:
             return self._new_certificate(self.values[-1] * self.unit, self.certificate.lower_bound)

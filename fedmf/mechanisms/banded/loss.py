@@ -172,16 +172,21 @@ class DenseLoss:
         """
         B = np.zeros((self.n, self.n))
         for index in reversed(range(len(self.blocks))):
-            block = self.blocks[index]
-            remaining_columns = self.A[block.start :, block].copy(order="F")
+            current_block = self.blocks[index]
+            remaining_columns = self.A[current_block.start :, current_block].copy(order="F")
             if index + 1 < len(self.blocks):
                 following_block = self.blocks[index + 1]
                 later_product = (
-                    B[following_block.start :, following_block] @ C[following_block, block]
+                    B[following_block.start :, following_block] @ C[following_block, current_block]
                 )
-                remaining_columns[following_block.start - block.start :] -= later_product
-            B[block.start :, block] = scipy.linalg.blas.dtrsm(
-                1.0, C[block, block], remaining_columns, side=1, lower=1, overwrite_b=1
+                remaining_columns[following_block.start - current_block.start :] -= later_product
+            B[current_block.start :, current_block] = scipy.linalg.blas.dtrsm(
+                1.0,
+                C[current_block, current_block],
+                remaining_columns,
+                side=1,
+                lower=1,
+                overwrite_b=1,
             )
         return B
 

@@ -35,19 +35,19 @@ def columns_of_rows(rows: np.ndarray) -> np.ndarray:
            [2., 0.]])
     """
     n, bands = rows.shape
-    columns = np.zeros((n, bands))
+    band_columns = np.zeros((n, bands))
     for o in range(bands):
-        columns[: n - o, o] = rows[o:, o]
-    return columns
+        band_columns[: n - o, o] = rows[o:, o]
+    return band_columns
 
 
 def rows_of_columns(columns: np.ndarray) -> np.ndarray:
     """Converts the columns of a banded matrix to its rows, the inverse of `columns_of_rows`."""
     n, bands = columns.shape
-    rows = np.zeros((n, bands))
+    band_rows = np.zeros((n, bands))
     for o in range(bands):
-        rows[o:, o] = columns[: n - o, o]
-    return rows
+        band_rows[o:, o] = columns[: n - o, o]
+    return band_rows
 
 
 def blocks_of(columns: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
@@ -91,10 +91,10 @@ def columns_of_blocks(blocks: list[np.ndarray], n: int, bands: int) -> np.ndarra
     column_slabs = np.zeros((num_blocks, block_length, 2 * block_length))
     column_slabs[:, :, :block_length] = D.transpose(0, 2, 1)
     column_slabs[:-1, :, block_length:] = E.transpose(0, 2, 1)
-    columns = _band_view(column_slabs, bands).reshape(num_blocks * block_length, bands)[:n]
+    band_columns = _band_view(column_slabs, bands).reshape(num_blocks * block_length, bands)[:n]
     for o in range(1, bands):
-        columns[n - o :, o] = 0.0
-    return columns
+        band_columns[n - o :, o] = 0.0
+    return band_columns
 
 
 def squared_rows_by_solving(

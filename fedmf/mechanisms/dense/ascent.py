@@ -85,8 +85,9 @@ class Ascent:
             yield from self._quasi_newton_steps()
 
     def _quasi_newton_steps(self) -> Iterator[None]:
-        """Takes L-BFGS steps. The unit of its variables is such that one alternation, H -> (budget
-        / T) X H, would be a step of about length 1 down the gradient of -log(bound).
+        """Takes steps of the quasi-Newton method L-BFGS, which maximises the bound. The unit of its
+        variables is such that one alternation, H -> (budget / T) X H, would be a step of about
+        length 1 down the gradient of -log(bound).
         """
         gradient = self.dual.evaluate(self._current)[1]
         gradient_norm = np.sqrt(sum(np.vdot(g, g) for g in gradient))

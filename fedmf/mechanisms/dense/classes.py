@@ -227,8 +227,9 @@ class Resolvents:
     def for_workload(
         cls, inverse_diagonals: np.ndarray | None, classes: Classes
     ) -> "Resolvents | None":
-        """Returns the resolvents of a workload. Returns None if its inverse is not banded, or if
-        the blocks are so large that an eigendecomposition is faster.
+        """Returns the resolvents for the fast evaluation of a workload's dual bound. Returns None
+        if its inverse is not banded, or if the blocks are so large that an eigendecomposition is
+        faster.
         """
         if inverse_diagonals is None:
             return None

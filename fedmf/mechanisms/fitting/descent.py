@@ -181,8 +181,8 @@ class _Correction(NamedTuple):
 
 
 def minimise(function: Function, start: np.ndarray) -> Iterator[tuple[np.ndarray, float]]:
-    """Yields (x, value) after each step downhill from `start`. It ends when rounding leaves no
-    descent direction.
+    """Minimises a function from `start`, and yields the point and its value after each step. It
+    ends when rounding leaves no descent direction.
 
     The values decrease strictly. Where `function` is not defined it may return infinity or NaN,
     which shortens the step.
