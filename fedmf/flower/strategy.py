@@ -121,11 +121,15 @@ class MatrixFactorizationDP(Strategy):
         self._folder = arguments.checked_folder(folder)
         self._server: Server | None = None
         self._nodes: Nodes | None = None
-        self._model: dict[str, np.ndarray] = {}  # The model before the current round.
-        self._next_model: ArrayRecord | None = None  # The model after the newest release.
-        self._round: Round | None = None  # The current round, until its step is done.
-        self._dropped: Counter[str] = Counter()  # Dropped replies of the round, by reason.
-        self._last_evaluated = 0  # Number of rounds before the last evaluation on clients.
+        # `_model` is the model before the current round, and `_next_model` the model after the
+        # newest release. `_round` is the current round until its step is done.
+        self._model: dict[str, np.ndarray] = {}
+        self._next_model: ArrayRecord | None = None
+        self._round: Round | None = None
+        # `_dropped` counts the dropped replies of the round by their reason. `_last_evaluated` is
+        # the number of rounds before the last evaluation on clients.
+        self._dropped: Counter[str] = Counter()
+        self._last_evaluated = 0
         self._patience = 3600.0  # Seconds to wait for nodes.
         self._wrapped = WrappedStrategy(strategy)
         self._past_warnings: set[str] = set()
