@@ -31,7 +31,7 @@ def colors() -> bool | None:
 
 
 def say(kind: str, message: str) -> None:
-    """Prints a line such as "fedmf: error: MESSAGE" to standard error."""
+    """Prints a message to standard error, after "fedmf" and its kind, such as error or warning."""
     styled_kind = click.style(f"{kind}:", fg={"error": "red"}.get(kind, "yellow"), bold=True)
     click.echo(f"fedmf: {styled_kind} {message}", err=True, color=colors())
 
