@@ -276,12 +276,17 @@ def _tuning_score(run: Run, study: Study) -> float:
 
 def check_data(request: Request) -> None:
     """Raises a ValueError if scale full, the papers' size, is asked for without a real data
-    file.
+    file, or if there is no file of that name.
     """
+    if request.data is not None and not request.data.exists():
+        raise ValueError(
+            f"there is no file {request.data}: name the real file in --data; docs/full_scale.md "
+            "says where to get it"
+        )
     if request.scale == "full" and request.data is None:
         raise ValueError(
-            "data is missing: scale full trains on the real file, name it in --data, or take "
-            "--scale small"
+            "data is missing: scale full trains on the real file: name it in --data "
+            "(docs/full_scale.md says where to get it), or take --scale small"
         )
 
 

@@ -10,7 +10,7 @@ import click
 
 from fedmf.cli.errors import Command, Group, arguments_checked
 from fedmf.cli.options import grouped, json_option, show
-from fedmf.cli.values import COUNT, EXISTING, PATH, Named, OutputFile
+from fedmf.cli.values import COUNT, PATH, Named, OutputFile
 
 if TYPE_CHECKING:
     from fedmf.experiments.papers.item import Item, Request, Scale
@@ -94,7 +94,11 @@ def _names() -> Iterable[str]:
 )
 @grouped(
     "request_options",
-    click.option("--data", type=EXISTING, help="The real file, for those that train."),
+    click.option(
+        "--data",
+        type=PATH,
+        help="The real file, for those that train: docs/full_scale.md says where to get it.",
+    ),
     click.option("--jobs", type=COUNT, default=1, help="Runs at a time, of those that train."),
     click.option(
         "--cluster",
