@@ -185,6 +185,20 @@ def test_the_sidebar_has_five_captions_of_few_links():
         assert 1 <= len(re.findall(r"^[\w/-]+$", entries, re.M)) <= MOST_LINKS, caption
 
 
+def test_pages_other_than_reference_and_papers_have_at_most_1500_words():
+    """The reference has tables of fields and files, and a paper's page has all of its figures."""
+    toctrees = re.findall(r":caption: ([^\n]*)\n(.*?)```", (DOCS / "index.md").read_text(), re.S)
+    pages = [
+        page
+        for caption, entries in toctrees
+        if caption not in ("Papers", "Reference")
+        for page in re.findall(r"^ *([\w/-]+)\?$", entries, re.M)
+    ]
+    assert len(pages) > 25
+    words_by_page = {page: len((DOCS / f"{page}.md").read_text().split()) for page in pages}
+    assert {page: words for page, words in words_by_page.items() if words > 1500} == {}
+
+
 def test_the_front_page_lists_every_page():
     """A page that it does not place appears behind the how-to pages."""
     tree = page_tree()
