@@ -71,7 +71,9 @@ class TrainConfig(PlanConfig):
         "A task of fedmf.tasks or of an installed package, or package.module:function of your own.",
     )
     data: str | None = fields.path(
-        None, "Data file or folder of the task; by default the one in TFF's own cache."
+        None,
+        "Data file or folder of the task; by default the one in TFF's own cache. "
+        "docs/full_scale.md says where to get StackOverflow and CIFAR-10.",
     )
     task_options: Mapping[str, Any] = dataclasses.field(
         default_factory=dict,

@@ -20,7 +20,9 @@ class StackOverflowOptions(fields.Checked):
     """
 
     data: str | None = fields.path(
-        None, "StackOverflow SQLite file; by default the one in TFF's own cache."
+        None,
+        "StackOverflow SQLite file; by default the one in TFF's own cache. docs/full_scale.md says "
+        "where to get it.",
     )
     vocabulary_data: str | None = fields.path(
         None,
