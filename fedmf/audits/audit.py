@@ -295,20 +295,15 @@ class Audit(fields.Checked, fields.ShortRepr):
             }
         record_values |= self.spending()
         planned_values = guarantee_values(self.planned)
-        achieved_values = self._achieved_values() or {}
+        achieved = self._achieved_values() or {}
         is_simulation = self.planned.simulation is not None
         if not is_simulation and self.achieved is None:
             no_risk = AttackRisk(mu=0.0).values()
-            achieved_values = {
-                "sensitivity": 0.0,
-                "epsilon": 0.0,
-                "rho": 0.0,
-                "attack_risk": no_risk,
-            }
+            achieved = {"sensitivity": 0.0, "epsilon": 0.0, "rho": 0.0, "attack_risk": no_risk}
         for name in ("sensitivity", "epsilon", "rho", "attack_risk"):
             record_values |= {
                 f"{name}_planned": planned_values[name],
-                f"{name}_achieved": achieved_values.get(name),
+                f"{name}_achieved": achieved.get(name),
             }
         sampling_name = None
         if self.planned.sampling is not None:

@@ -136,25 +136,22 @@ def audit_canaries(
         ),
         "final model": evidence.model,
     }
-    canary_bounds = []
-    significance_level = error_rate / (len(score_by_name) * len(BOUNDS))
-    for score_name, canary_scores in score_by_name.items():
+    bounds = []
+    significance = error_rate / (len(score_by_name) * len(BOUNDS))
+    for score_name, scores in score_by_name.items():
         for assumption, compute_bound in BOUNDS.items():
             # Privacy amplification by sampling assumes that the cohorts are secret. Then only the
             # bound from the final model that assumes nothing about the mechanism is valid.
             is_amplified = score_name == "final model" and assumption == "nothing"
-            is_selected = took_part
+            selected = took_part
             epsilon_claimed = unamplified_epsilon(plan)
             if is_amplified:
-                is_selected = is_counted
+                selected = is_counted
                 epsilon_claimed = plan.epsilon
             epsilon_lower = compute_bound(
-                canary_scores[is_selected],
-                evidence.included[is_selected],
-                plan.delta,
-                significance_level,
+                scores[selected], evidence.included[selected], plan.delta, significance
             )
-            canary_bounds.append(
+            bounds.append(
                 CanaryBound(
                     score=score_name,
                     assumes=assumption,
@@ -168,5 +165,5 @@ def audit_canaries(
         took_part=int(took_part.sum()),
         delta=plan.delta,
         confidence=confidence,
-        bounds=tuple(canary_bounds),
+        bounds=tuple(bounds),
     )

@@ -158,14 +158,10 @@ def run(
     for name, request in requests.items():
         requested_item = ITEMS[name]
         if dry_run and requested_item.study is not None:
-            study_cost = study.dry_run(requested_item.study(scale), request)
+            cost = study.dry_run(requested_item.study(scale), request)
             seconds, words = _time(requested_item, request)
-            num_runs = len(study_cost.tuning) + len(study_cost.repeats)
-            answers[name] = {
-                "runs": num_runs,
-                "clients": study_cost.clients,
-                "seconds": round(seconds),
-            }
+            num_runs = len(cost.tuning) + len(cost.repeats)
+            answers[name] = {"runs": num_runs, "clients": cost.clients, "seconds": round(seconds)}
             outcome_text = f"all {num_runs} runs pass; {words}"
         else:
             seconds, words = _time(requested_item, request)

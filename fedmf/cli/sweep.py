@@ -148,16 +148,14 @@ def sweep(
     if dry_run:
         show(_run_states(out, configs, search_space, num_trials), as_json)
         return
-    train_options = driver.SweepOptions(**sweep_options)
+    options = driver.SweepOptions(**sweep_options)
     if search_space is not None:
         sweep_result = search.run_search(
-            out, search_space, num_trials, train_options, smoothed_over=smoothed_over
+            out, search_space, num_trials, options, smoothed_over=smoothed_over
         )
     else:
         with warnings_in_a_line():
-            sweep_result = driver.run_sweep(
-                out, configs, train_options, smoothed_over=smoothed_over
-            )
+            sweep_result = driver.run_sweep(out, configs, options, smoothed_over=smoothed_over)
     _print_result(sweep_result, as_json)
 
 

@@ -170,8 +170,8 @@ def write_results(
     folder_names = sorted(path.name for path in (out / "runs").iterdir())
     names += [name for name in folder_names if name not in names]
     begun_run_list = begun_runs(run_folder(out, name) for name in names)
-    finished_runs = [run for run in begun_run_list if run.result is not None]
-    if not finished_runs:
+    finished = [run for run in begun_run_list if run.result is not None]
+    if not finished:
         empty: dict[str, Any] = {
             "report": None,
             "results": None,
@@ -180,36 +180,29 @@ def write_results(
             "text": "",
         }
         return empty | {"failed": failure_by_name}
-    stopped_runs = results.stopped_by_data(begun_run_list)
+    stopped = results.stopped_by_data(begun_run_list)
     for name, content in (
-        ("results.csv", results.results_csv(finished_runs, smoothed_over, stopped=stopped_runs)),
+        ("results.csv", results.results_csv(finished, smoothed_over, stopped=stopped)),
         (
             "figure.png",
-            figures.validation_figure(finished_runs, smoothed_over, searched, stopped=stopped_runs),
+            figures.validation_figure(finished, smoothed_over, searched, stopped=stopped),
         ),
-        (
-            "best.png",
-            figures.best_figure(finished_runs, smoothed_over, searched, stopped=stopped_runs),
-        ),
+        ("best.png", figures.best_figure(finished, smoothed_over, searched, stopped=stopped)),
     ):
         if content is not None:
             write_atomically(out / name, content, mode=0o600)
-    report_path = write_report(finished_runs, out / "report", title=f"fedmf sweep {out.name}")
+    report_path = write_report(finished, out / "report", title=f"fedmf sweep {out.name}")
     joint_guarantee = results.together(begun_run_list)
     if chosen_by:
         joint_guarantee += halving.uncovered_note(begun_run_list, chosen_by)
-    best_settings = results.best_settings(
-        finished_runs, smoothed_over, searched, stopped=stopped_runs
-    )
-    best_settings_table = results.best_table(
-        finished_runs, smoothed_over, searched, stopped=stopped_runs
-    )
+    best_settings = results.best_settings(finished, smoothed_over, searched, stopped=stopped)
+    best_table = results.best_table(finished, smoothed_over, searched, stopped=stopped)
     return {
         "report": str(report_path),
         "results": str(out / "results.csv"),
         "best": [dataclasses.asdict(setting) for setting in best_settings],
         "together": joint_guarantee,
-        "text": f"{best_settings_table}\n{joint_guarantee}\nopen {report_path}",
+        "text": f"{best_table}\n{joint_guarantee}\nopen {report_path}",
         "failed": failure_by_name,
     }
 

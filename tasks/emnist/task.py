@@ -32,50 +32,45 @@ def build_task(o: EmnistOptions) -> Task:
         )
     writers_by_split = dict(zip(("validation", "test"), data.halves(test_writers), strict=True))
     read_client = functools.partial(data.client_examples, data_file, classes=o.classes)
-    synthetic_partition = None
+    synthetic = None
     row_numbers = np.empty(0, np.int64)
     if o.partition is not None:
         labels, row_numbers = data.pooled_labels(
             data_file, o.split("train"), train_writers, classes=o.classes
         )
-        synthetic_partition = o.synthetic_clients(
+        synthetic = o.synthetic_clients(
             labels, f"the {len(labels)} images of {len(train_writers)} writers"
         )
 
     def client_examples(client_id: str) -> tuple[np.ndarray, np.ndarray]:
         """Reads a client's images and labels."""
-        if synthetic_partition is None:
+        if synthetic is None:
             return read_client(o.split("train"), client_id, limit=o.max_examples)
-        client_indices = synthetic_partition.indices[client_id][: o.max_examples]
-        return data.examples_at(data_file, row_numbers[client_indices], classes=o.classes)
+        indices = synthetic.indices[client_id][: o.max_examples]
+        return data.examples_at(data_file, row_numbers[indices], classes=o.classes)
 
     @functools.cache
     def evaluation_examples(split: str) -> tuple[np.ndarray, np.ndarray]:
         """Reads the images and labels of a split."""
-        writer_examples = [
-            read_client(o.split("test"), writer) for writer in writers_by_split[split]
-        ]
-        return np.concatenate([x for x, _ in writer_examples]), np.concatenate(
-            [y for _, y in writer_examples]
-        )
+        parts = [read_client(o.split("test"), writer) for writer in writers_by_split[split]]
+        return np.concatenate([x for x, _ in parts]), np.concatenate([y for _, y in parts])
 
     data_version = data_file.version
     client_ids = train_writers
-    client_description = f"{len(train_writers)} writers"
+    clients = f"{len(train_writers)} writers"
     synthetic_clients = ""
     if data_file.synthetic:
         synthetic_clients = f"{len(train_writers)} writers of a synthetic substitute for EMNIST"
-    if synthetic_partition is not None:
-        synthetic_clients = synthetic_partition.description
-        data_version = f"{data_file.version}-{synthetic_partition.version}"
-        client_ids = tuple(synthetic_partition.indices)
-        client_description = synthetic_partition.description
+    if synthetic is not None:
+        synthetic_clients = synthetic.description
+        data_version = f"{data_file.version}-{synthetic.version}"
+        client_ids = tuple(synthetic.indices)
+        clients = synthetic.description
     origin_text = "a synthetic substitute" if data_file.synthetic else "the federated file"
     return Task(
         name="emnist",
         description=(
-            f"EMNIST on {origin_text}: {client_description}, {o.classes} classes, "
-            f"network {o.model!r}"
+            f"EMNIST on {origin_text}: {clients}, {o.classes} classes, network {o.model!r}"
         ),
         synthetic_clients=synthetic_clients,
         data_version=data_version,

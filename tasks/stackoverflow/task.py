@@ -69,13 +69,11 @@ def build_task(o: StackOverflowOptions, *, progress: bool = True) -> Task:
       ValueError: a damaged file, or an empty test split.
     """
     loss_function = model.make_loss(o.loss)
-    model_sizes = {
-        name: getattr(o, name) for name in ("vocabulary_size", "embedding_size", "lstm_size")
-    }
+    sizes = {name: getattr(o, name) for name in ("vocabulary_size", "embedding_size", "lstm_size")}
     corpus = data.open_corpus(o.data)
     word_corpus = corpus if o.vocabulary_data is None else data.open_corpus(o.vocabulary_data)
-    task_vocabulary = vocabulary.load_vocabulary(word_corpus, o.vocabulary_size, progress=progress)
-    preprocessor = Preprocessor(task_vocabulary.words, o.vocabulary_size, o.sequence_length)
+    loaded = vocabulary.load_vocabulary(word_corpus, o.vocabulary_size, progress=progress)
+    preprocessor = Preprocessor(loaded.words, o.vocabulary_size, o.sequence_length)
     client_ids = tuple(corpus.client_sizes("train"))[: o.max_clients]
     train_clients = frozenset(client_ids)
 
@@ -113,7 +111,7 @@ def build_task(o: StackOverflowOptions, *, progress: bool = True) -> Task:
     description = (
         f"StackOverflow next-word prediction on the {corpus.origin}: {len(client_ids)} train "
         f"clients of at most {o.max_sentences} sentences, "
-        + _model_description(o, task_vocabulary)
+        + _model_description(o, loaded)
         + f"; {num_validation} validation sentences"
     )
     if num_validation < o.validation_sentences:
@@ -129,12 +127,12 @@ def build_task(o: StackOverflowOptions, *, progress: bool = True) -> Task:
         # The vocabulary may come from a separate file, which can change while the data file does
         # not. The order of clients decides which sentences are for validation, so a run that was
         # validated on other sentences is not resumed.
-        data_version=f"{corpus.version}-{task_vocabulary.version}-shuffle{_EVALUATION_SEED}",
+        data_version=f"{corpus.version}-{loaded.version}-shuffle{_EVALUATION_SEED}",
         client_ids=client_ids,
         client_examples=_Cache(read_client, preprocessor.ids.classes),
         evaluation_examples=evaluation_examples,
         build_model=functools.partial(
-            model.build_model, sequence_length=o.sequence_length, form=o.model, **model_sizes
+            model.build_model, sequence_length=o.sequence_length, form=o.model, **sizes
         ),
         loss=loss_function,
         metric_note="leaves out padding, unknown words and sentence ends",
@@ -142,14 +140,12 @@ def build_task(o: StackOverflowOptions, *, progress: bool = True) -> Task:
         batch_size=o.batch_size,
         export_model=with_keras_lstm,
         vocabulary=RunVocabulary(
-            words=task_vocabulary.words,
+            words=loaded.words,
             vocabulary_size=o.vocabulary_size,
             sequence_length=o.sequence_length,
-            source=task_vocabulary.source,
+            source=loaded.source,
         ),
-        compiled_epoch=compiled_epoch(
-            **model_sizes, form=o.model, loss=o.loss, batch_size=o.batch_size
-        ),
+        compiled_epoch=compiled_epoch(**sizes, form=o.model, loss=o.loss, batch_size=o.batch_size),
     )
 
 

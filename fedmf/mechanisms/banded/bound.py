@@ -150,51 +150,37 @@ def banded_bound(
     """
     n, bands = columns.shape
     block_length = recursion.covariances.shape[1]
-    band_operations = SymmetricBand(n, bands, block_length)
+    band = SymmetricBand(n, bands, block_length)
     C = BandBlocks(*blocks_of(columns, block_length))
     P = BandBlocks(*blocks_of(inverse, block_length))
     M = _negative_gradient(C, P, recursion.gradient(max_offset=4))
-    gradient_diagonal = band_operations.main_diagonal(BandBlocks(M[0], M[1]))
+    gradient_diagonal = band.main_diagonal(BandBlocks(M[0], M[1]))
     if not (np.isfinite(gradient_diagonal).all() and gradient_diagonal.min() > 0.0):
         return -np.inf
     gram_blocks = _gram(C)
     best_bound = -np.inf
-    target_blocks = band_operations.clear_outside_band(BandBlocks(M[0].copy(), M[1].copy()))
-    D = BandBlocks(np.zeros_like(target_blocks.diagonal), np.zeros_like(target_blocks.below))
+    target = band.clear_outside_band(BandBlocks(M[0].copy(), M[1].copy()))
+    D = BandBlocks(np.zeros_like(target.diagonal), np.zeros_like(target.below))
     residual_fraction = _FIRST_RESIDUAL
     for _ in range(_MAX_CORRECTIONS):
         max_residual = residual_fraction * tolerance * loss
-        D = _solve(
-            band_operations,
-            M,
-            D,
-            _without_class_means(band_operations, target_blocks, classes),
-            classes,
-            max_residual,
-        )
+        D = _solve(band, M, D, _without_class_means(band, target, classes), classes, max_residual)
         residual_fraction = _LATER_RESIDUAL
         MD = {i: block_product(M, D, i) for i in (-1, 0, 1, 2)}
         DMD = _sandwich(D, MD)
-        target_blocks = band_operations.clear_outside_band(
-            BandBlocks(M[0] + DMD.diagonal, M[1] + DMD.below)
-        )
-        symmetric_part = band_operations.clear_outside_band(_symmetric_part(MD))
-        U = BandBlocks(
-            target_blocks.diagonal - symmetric_part.diagonal,
-            target_blocks.below - symmetric_part.below,
-        )
-        U_diagonal = band_operations.main_diagonal(U)
+        target = band.clear_outside_band(BandBlocks(M[0] + DMD.diagonal, M[1] + DMD.below))
+        symmetric = band.clear_outside_band(_symmetric_part(MD))
+        U = BandBlocks(target.diagonal - symmetric.diagonal, target.below - symmetric.below)
+        U_diagonal = band.main_diagonal(U)
         a = loss - (np.vdot(gram_blocks.diagonal, MD[0]) + np.vdot(gram_blocks.below, MD[1][:-1]))
         a -= np.vdot(gram_blocks.below.transpose(0, 2, 1), MD[-1][1:])
-        row_costs = band_operations.row_sums(U) - np.abs(U_diagonal) + U_diagonal
+        row_costs = band.row_sums(U) - np.abs(U_diagonal) + U_diagonal
         S = _class_maxima(row_costs, classes).sum()
-        corrected_bound = -np.inf
+        new_bound = -np.inf
         if a > 0.0 and np.isfinite(S):
-            corrected_bound = a * a / S
-        has_improved = corrected_bound > best_bound and loss - corrected_bound < 0.9 * (
-            loss - best_bound
-        )
-        best_bound = max(best_bound, corrected_bound)
+            new_bound = a * a / S
+        has_improved = new_bound > best_bound and loss - new_bound < 0.9 * (loss - best_bound)
+        best_bound = max(best_bound, new_bound)
         max_gap = tolerance * best_bound
         if not has_improved or not max_gap < loss - best_bound < _MAX_GAP_RATIO * max_gap:
             break
@@ -259,46 +245,42 @@ def _solve(
     scale_sums = BandBlocks(d[:, :, None] + d[:, None, :], d[1:, :, None] + d[:-1, None, :])
 
     def apply_operator(D: BandBlocks) -> BandBlocks:
-        MD_products = {i: block_product(M, D, i) for i in (-1, 0, 1)}
-        return _without_class_means(
-            band, band.clear_outside_band(_symmetric_part(MD_products)), classes
-        )
+        MD = {i: block_product(M, D, i) for i in (-1, 0, 1)}
+        return _without_class_means(band, band.clear_outside_band(_symmetric_part(MD)), classes)
 
     D = BandBlocks(start.diagonal.copy(), start.below.copy())
     residual = BandBlocks(right_side.diagonal.copy(), right_side.below.copy())
     if D.diagonal.any() or D.below.any():
-        operator_image = apply_operator(D)
-        residual = BandBlocks(
-            right_side.diagonal - operator_image.diagonal, right_side.below - operator_image.below
-        )
+        image = apply_operator(D)
+        residual = BandBlocks(right_side.diagonal - image.diagonal, right_side.below - image.below)
     direction: BandBlocks | None = None
-    previous_residual_product = 1.0
+    last_product = 1.0
     for _ in range(_MAX_STEPS):
         if band.row_sums(residual).sum() <= max_residual:
             break
         scaled_residual = BandBlocks(
             residual.diagonal / scale_sums.diagonal, residual.below / scale_sums.below
         )
-        preconditioned_residual = _without_class_means(band, scaled_residual, classes)
-        residual_product = band.inner_product(residual, preconditioned_residual)
+        scaled_z = _without_class_means(band, scaled_residual, classes)
+        product = band.inner_product(residual, scaled_z)
         if direction is None:
-            direction = preconditioned_residual
+            direction = scaled_z
         else:
-            product_ratio = residual_product / previous_residual_product
+            ratio = product / last_product
             direction = BandBlocks(
-                preconditioned_residual.diagonal + product_ratio * direction.diagonal,
-                preconditioned_residual.below + product_ratio * direction.below,
+                scaled_z.diagonal + ratio * direction.diagonal,
+                scaled_z.below + ratio * direction.below,
             )
-        operator_image = apply_operator(direction)
-        curvature = band.inner_product(direction, operator_image)
+        image = apply_operator(direction)
+        curvature = band.inner_product(direction, image)
         if not curvature > 0.0:
             break
-        step_length = residual_product / curvature
+        step_length = product / curvature
         for D_blocks, direction_blocks in zip(D, direction, strict=True):
             D_blocks += step_length * direction_blocks
-        for residual_blocks, image_blocks in zip(residual, operator_image, strict=True):
+        for residual_blocks, image_blocks in zip(residual, image, strict=True):
             residual_blocks -= step_length * image_blocks
-        previous_residual_product = residual_product
+        last_product = product
     return D
 
 
