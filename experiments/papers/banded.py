@@ -181,7 +181,7 @@ def figure_6(request: Request) -> Outcome:
         ratio = float(norms.max() / norms.min())
         rows.append(Factorisation(name, bands, ratio, fedmf.rmse(m, workload, four_epochs)))
     return Outcome(
-        heat_maps(panels, 4, height=1.75),
+        heat_maps(panels, 4, height=1.4),
         clauses=judge_figure_6(rows=rows),
         columns=(
             "mechanism",
