@@ -111,13 +111,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """
     for item in items:
         parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
-        named = [p for p in parameters if isinstance(p, str)]  # arrays answer no `in`
-        if not TFF and "tff" in [*item.fixturenames, *named]:
+        named_values = [
+            parameter for parameter in parameters if isinstance(parameter, str)
+        ]  # arrays answer no `in`
+        if not TFF and "tff" in [*item.fixturenames, *named_values]:
             item.add_marker(pytest.mark.skip(reason="TensorFlow Federated runs on Python 3.11"))
-    place = {pathlib.Path(__file__).parent / name: number for number, name in enumerate(LONG)}
+    order_by_path = {
+        pathlib.Path(__file__).parent / name: number for number, name in enumerate(LONG)
+    }
     items.sort(
         key=lambda item: (
-            place.get(item.path, len(LONG)),
+            order_by_path.get(item.path, len(LONG)),
             item.get_closest_marker("tensorflow") is None,
         )
     )
@@ -153,14 +157,17 @@ def _traced_once(make: Callable[..., Any], *fields: str) -> Callable[..., Any]:
     """Returns a version of `make` that reuses its result for the same learner and values of the
     fields.
     """
-    made: dict[Any, Any] = {}
+    result_by_key: dict[Any, Any] = {}
 
-    def of(learner: Any, *more: Any) -> Any:
-        settings = next(each for each in reversed(more) if hasattr(each, "seed"))
+    def of(learner: Any, *arguments: Any) -> Any:
+        settings = next(argument for argument in reversed(arguments) if hasattr(argument, "seed"))
         key = (id(learner), *(getattr(settings, name) for name in fields))
-        if key not in made:
-            made[key] = make(learner, *more), learner  # kept, so that its id is no other's
-        return made[key][0]
+        if key not in result_by_key:
+            result_by_key[key] = (
+                make(learner, *arguments),
+                learner,
+            )  # kept, so that its id is no other's
+        return result_by_key[key][0]
 
     return of
 
@@ -175,15 +182,18 @@ def _traced() -> list[tuple[Any, str, Callable[..., Any]]]:
     from fedmf.training.learner import ClientSettings
 
     # Graphs do not depend on these; a learner has one spec.
-    of_no_graph = {"task", "cohort_size", "spec"}
-    client = [field.name for field in dataclasses.fields(ClientSettings)]
-    client = [name for name in client if name not in of_no_graph]
-    shared = [
-        (client_setup, "KerasClient", client),
+    unused_fields = {"task", "cohort_size", "spec"}
+    client_fields = [field.name for field in dataclasses.fields(ClientSettings)]
+    client_fields = [name for name in client_fields if name not in unused_fields]
+    traced_fields = [
+        (client_setup, "KerasClient", client_fields),
         (learner, "check_model", ["seed", "execution", "private_metrics"]),
         (learner, "KerasEvaluator", ["seed"]),
     ]
-    return [(module, name, _traced_once(getattr(module, name), *f)) for module, name, f in shared]
+    return [
+        (module, name, _traced_once(getattr(module, name), *fields))
+        for module, name, fields in traced_fields
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -200,8 +210,8 @@ def clients_in_turn() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(vectorised_sizes, "SMALL_MODEL", 0)
         patch.setattr(client_setup, "cores", lambda: 1)
-        for module, name, once in _traced():
-            patch.setattr(module, name, once)
+        for module, name, traced_once in _traced():
+            patch.setattr(module, name, traced_once)
         yield
 
 

@@ -14,8 +14,8 @@ def allowed_sets(participation) -> list[tuple[int, ...]]:
     n, b, k = participation.rounds, participation.min_sep, participation.max_participations
     allowed = []
     for size in range(1, n + 1):
-        for taken in itertools.combinations(range(n), size):
-            pairs = list(itertools.combinations(taken, 2))
+        for round_set in itertools.combinations(range(n), size):
+            pairs = list(itertools.combinations(round_set, 2))
             if participation.schema == "single":
                 fits = size == 1
             elif participation.schema == "every_round":
@@ -24,17 +24,19 @@ def allowed_sets(participation) -> list[tuple[int, ...]]:
                 fits = size <= k and all(j - i >= b for i, j in pairs)
             else:  # fixed_epoch: some window of k rounds exactly b apart holds them all
                 windows = [{start + b * step for step in range(k)} for start in range(n)]
-                fits = any(set(taken) <= window for window in windows)
+                fits = any(set(round_set) <= window for window in windows)
             if fits:
-                allowed.append(taken)
+                allowed.append(round_set)
     return allowed
 
 
 @functools.cache
 def maximal_sets(participation) -> list[tuple[int, ...]]:
     """Returns the allowed sets that no other allowed set contains."""
-    allowed = [frozenset(taken) for taken in allowed_sets(participation)]
-    return sorted(tuple(sorted(s)) for s in allowed if not any(s < other for other in allowed))
+    allowed = [frozenset(round_set) for round_set in allowed_sets(participation)]
+    return sorted(
+        tuple(sorted(s)) for s in allowed if not any(s < larger_set for larger_set in allowed)
+    )
 
 
 def attained_sensitivity(C, participation, rng, starts=4, sweeps=200) -> float:
@@ -59,7 +61,7 @@ def attained_by_sets(C, sets, rng, starts=4, sweeps=200) -> float:
         G = rng.standard_normal((len(X), starts, size, size))
         G /= np.linalg.norm(G, axis=-1, keepdims=True)
         for _ in range(sweeps):
-            before = G.copy()
+            previous_G = G.copy()
             for i in range(size):
                 direction = (X[..., i : i + 1, :] @ G)[..., 0, :] - X[..., i, i, None] * G[
                     ..., i, :
@@ -68,7 +70,7 @@ def attained_by_sets(C, sets, rng, starts=4, sweeps=200) -> float:
                 G[..., i, :] = np.where(
                     length > 0.0, direction / np.where(length > 0.0, length, 1.0), G[..., i, :]
                 )
-            if np.abs(G - before).max() < 1e-12:
+            if np.abs(G - previous_G).max() < 1e-12:
                 break
         best = max(best, float(np.linalg.norm(columns @ G, axis=(-2, -1)).max()))
     return best
@@ -80,12 +82,12 @@ def sensitivity_of_nonnegative(C, participation) -> float:
     All contributions are then along one line.
     """
     squares = []
-    for taken in maximal_sets(participation):
-        columns = C[:, list(taken)]
+    for round_set in maximal_sets(participation):
+        columns = C[:, list(round_set)]
         signs = (
-            itertools.product([1.0, -1.0], repeat=len(taken))
-            if len(taken) <= 2
-            else [np.ones(len(taken))]
+            itertools.product([1.0, -1.0], repeat=len(round_set))
+            if len(round_set) <= 2
+            else [np.ones(len(round_set))]
         )
         squares += [float(np.sum((columns @ np.asarray(s)) ** 2)) for s in signs]
     return float(np.sqrt(max(squares)))

@@ -127,10 +127,10 @@ def preferring_the_first(places, weight, size=1) -> tuple[np.ndarray, np.ndarray
     weights[0] = weight
 
     def probability(drawn):
-        left, product = weights.sum(), 1.0
-        for place in drawn:
-            product *= weights[place] / left
-            left -= weights[place]
+        remaining_weight, product = weights.sum(), 1.0
+        for drawn_place in drawn:
+            product *= weights[drawn_place] / remaining_weight
+            remaining_weight -= weights[drawn_place]
         return product
 
     truth = np.array([sum(map(probability, itertools.permutations(s))) for s in sets])

@@ -37,5 +37,5 @@ def assert_refused(call, kind, words):
 def assert_one_sentence(caught):
     message = str(caught.value)
     assert "\n" not in message
-    ours = re.sub(r"\(\w+Error: .*\)", "", message)  # without the words of another library
-    assert not re.search(r"(?<!Prop)\. [A-Z]", ours.replace("et al. ", ""))
+    own_words = re.sub(r"\(\w+Error: .*\)", "", message)  # without the words of another library
+    assert not re.search(r"(?<!Prop)\. [A-Z]", own_words.replace("et al. ", ""))

@@ -66,33 +66,35 @@ NAMES_THAT_SAY_NOTHING = {"utils", "util", "helpers", "helper", "common", "misc"
 
 def imports_of(text):
     """Returns (dotted target, line) of every import, with `from a import b` as a.b."""
-    found = []
+    found_imports = []
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
-            found += [(alias.name, node.lineno) for alias in node.names]
+            found_imports += [(alias.name, node.lineno) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             base = "<relative>" if node.level else node.module
-            found += [(f"{base}.{alias.name}", node.lineno) for alias in node.names]
+            found_imports += [(f"{base}.{alias.name}", node.lineno) for alias in node.names]
         elif isinstance(node, ast.Call):
             called = ast.unparse(node.func).rpartition(".")[2]
             if called in ("import_module", "__import__"):
-                known = node.args and isinstance(node.args[0], ast.Constant)
-                found.append((node.args[0].value if known else "<computed>", node.lineno))
-    return found
+                is_constant = node.args and isinstance(node.args[0], ast.Constant)
+                found_imports.append(
+                    (node.args[0].value if is_constant else "<computed>", node.lineno)
+                )
+    return found_imports
 
 
 def sources():
     """Returns dotted name -> text of every module that is shipped."""
-    found = {}
+    source_by_name = {}
     for top in ("fedmf", "tasks", "experiments"):
         for path in sorted((ROOT / top).rglob("*.py")):
-            parts = path.relative_to(ROOT).with_suffix("").parts
-            name = ".".join(parts if top == "fedmf" else ("fedmf", *parts)).removesuffix(
+            name_parts = path.relative_to(ROOT).with_suffix("").parts
+            name = ".".join(name_parts if top == "fedmf" else ("fedmf", *name_parts)).removesuffix(
                 ".__init__"
             )
-            found[name] = path.read_text()
-    assert len(found) > 100
-    return found
+            source_by_name[name] = path.read_text()
+    assert len(source_by_name) > 100
+    return source_by_name
 
 
 SOURCES = sources()
@@ -109,29 +111,29 @@ def part_of(dotted):
 
     The result is "__init__" for fedmf's own names, and None for other packages.
     """
-    first, *rest = dotted.split(".")
-    if first in ("tasks", "experiments"):
+    top_name, *inner_names = dotted.split(".")
+    if top_name in ("tasks", "experiments"):
         return "<shadowed by a package of the user's>"
-    if first != "fedmf":
+    if top_name != "fedmf":
         return None
-    return rest[0] if rest and rest[0] in FLOOR else "__init__"
+    return inner_names[0] if inner_names and inner_names[0] in FLOOR else "__init__"
 
 
 def upward(name, imports):
     """Returns the imports that the layers forbid."""
-    part, broken = part_of(name), []
+    own_part, broken = part_of(name), []
     for target, line in imports:
-        wanted = part_of(target)
+        target_part = part_of(target)
         if target.startswith("<"):
             allowed = False
-        elif wanted in (None, part):
+        elif target_part in (None, own_part):
             allowed = True
-        elif part == "__init__":
-            allowed = wanted in ABOVE_THE_LINE
-        elif wanted == "__init__":
-            allowed = part not in ABOVE_THE_LINE
+        elif own_part == "__init__":
+            allowed = target_part in ABOVE_THE_LINE
+        elif target_part == "__init__":
+            allowed = own_part not in ABOVE_THE_LINE
         else:
-            allowed = wanted in FLOOR and FLOOR[wanted] < FLOOR[part]
+            allowed = target_part in FLOOR and FLOOR[target_part] < FLOOR[own_part]
         if not allowed:
             broken.append(f"{name}:{line} imports {target}")
     return broken
@@ -141,12 +143,12 @@ def circles(graph):
     """Returns the modules that import themselves through other modules."""
 
     def reach(start):
-        seen, todo = set(), [start]
-        while todo:
-            fresh = graph[todo.pop()] - seen
-            seen |= fresh
-            todo += fresh
-        return seen
+        reached_modules, pending_modules = set(), [start]
+        while pending_modules:
+            fresh = graph[pending_modules.pop()] - reached_modules
+            reached_modules |= fresh
+            pending_modules += fresh
+        return reached_modules
 
     return {name for name in graph if name in reach(name)}
 
@@ -155,26 +157,31 @@ def importing(unwanted):
     """Returns the imports for which `unwanted(part, target)` holds, with their places."""
     return [
         f"{name}:{line} imports {target}"
-        for name, found in imports().items()
-        for target, line in found
+        for name, module_imports in imports().items()
+        for target, line in module_imports
         if unwanted(part_of(name), target)
     ]
 
 
 def test_every_part_has_a_layer():
-    parts = {name.split(".")[1] for name in SOURCES if "." in name}
-    assert parts <= set(FLOOR), "a new part: give it a floor"
+    part_names = {name.split(".")[1] for name in SOURCES if "." in name}
+    assert part_names <= set(FLOOR), "a new part: give it a floor"
 
 
 def test_imports_point_down():
-    assert [broken for name, found in imports().items() for broken in upward(name, found)] == []
+    assert [
+        broken
+        for name, module_imports in imports().items()
+        for broken in upward(name, module_imports)
+    ] == []
 
 
 def test_modules_do_not_import_each_other_in_cycles():
     graph = {}
-    for name, found in imports().items():
+    for name, module_imports in imports().items():
         targets = {
-            target if target in SOURCES else target.rpartition(".")[0] for target, _ in found
+            target if target in SOURCES else target.rpartition(".")[0]
+            for target, _ in module_imports
         }
         # A package's public face imports what is inside, and those inside do not look at the face.
         graph[name] = targets & set(SOURCES) - {name, "fedmf"}
@@ -204,7 +211,7 @@ def test_tff_and_tf_privacy_are_imported_in_one_module():
     tff = importing(
         lambda part, target: target.startswith(("tensorflow_federated", "tensorflow_privacy"))
     )
-    assert {place.split(":")[0] for place in tff} == {"fedmf.federated.tff"}
+    assert {import_place.split(":")[0] for import_place in tff} == {"fedmf.federated.tff"}
 
 
 def test_files_are_short_and_have_names_of_their_subjects():

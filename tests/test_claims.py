@@ -30,8 +30,8 @@ def commands(command, name):
 
 def test_the_table_of_commands_has_every_command():
     table = page("docs/reference/command_line.md").partition("Each has `--help`")[0]
-    shown = table.replace("`fedmf audit RUN`", "`fedmf audit run`")
-    missing = [name for name in commands(cli, "fedmf") if f"`{name}" not in shown]
+    table_text = table.replace("`fedmf audit RUN`", "`fedmf audit run`")
+    missing = [name for name in commands(cli, "fedmf") if f"`{name}" not in table_text]
     assert missing == []
 
 

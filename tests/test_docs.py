@@ -41,8 +41,8 @@ def test_snippets_run_as_printed(page, tmp_path, monkeypatch, capsys):
         exec(compile(snippet, f"docs/{page}.md snippet {number}", "exec"), names)
     printed = capsys.readouterr().out
     assert printed
-    for shown in re.findall(r"```text\n(.*?)```", text, re.S):
-        assert shown in printed
+    for shown_text in re.findall(r"```text\n(.*?)```", text, re.S):
+        assert shown_text in printed
 
 
 def test_the_page_on_logs_prints_what_it_shows(tmp_path, monkeypatch):
@@ -53,8 +53,8 @@ def test_the_page_on_logs_prints_what_it_shows(tmp_path, monkeypatch):
     fit, audit = commands_of("audit_log.md")
     program(fit)
     printed = program(audit, status=1).stdout.splitlines()
-    [shown] = re.findall(r"```text\n(.*?)```", page, re.S)
-    assert set(shown.splitlines()) <= set(printed)
+    [shown_text] = re.findall(r"```text\n(.*?)```", page, re.S)
+    assert set(shown_text.splitlines()) <= set(printed)
     assert (tmp_path / "audited.md").exists()
 
 
@@ -98,16 +98,16 @@ def test_every_page_with_snippets_is_tested():
 @pytest.mark.parametrize("path", sorted(DOCS.rglob("*.md")), ids=lambda path: path.stem)
 def test_code_fits_the_column_of_the_site(path):
     """A column of the site has room for 88 characters of code. Some cells are not shown."""
-    long, fenced, shown = [], False, True
+    long_lines, is_fenced, is_shown = [], False, True
     for line in path.read_text().splitlines():
         if line.startswith("```"):
-            fenced = not fenced
-            shown = not line.startswith("```{glossary}")  # text, whose lines wrap
-        shown = shown and not re.match(r":tags: \[remove-(cell|input)\]", line)
-        code = (fenced and shown) or re.match(r"    [^ |*-]", line)
-        if code and len(line.removeprefix("" if fenced else "    ")) > 88:
-            long.append(line)
-    assert long == []
+            is_fenced = not is_fenced
+            is_shown = not line.startswith("```{glossary}")  # text, whose lines wrap
+        is_shown = is_shown and not re.match(r":tags: \[remove-(cell|input)\]", line)
+        code = (is_fenced and is_shown) or re.match(r"    [^ |*-]", line)
+        if code and len(line.removeprefix("" if is_fenced else "    ")) > 88:
+            long_lines.append(line)
+    assert long_lines == []
 
 
 HOW_TO = (
@@ -130,8 +130,8 @@ def test_how_to_pages_are_short_and_name_needs_and_errors(name):
 
 def test_the_page_on_the_layout_has_the_tested_layers_and_names_existing_files():
     page = (DOCS / "built.md").read_text()
-    _, ground, above = page.partition("    memory\n")
-    block = ground + above.partition("\n\n")[0]
+    _, lowest_layer, upper_layers = page.partition("    memory\n")
+    block = lowest_layer + upper_layers.partition("\n\n")[0]
     floors = [set(re.findall(r"\w+", line)) for line in block.splitlines()]
     assert floors == FLOORS
     for name in re.findall(r"`((?:fedmf|tasks|tests|experiments|docs)/[\w/.]+)`", page):
@@ -145,8 +145,8 @@ def test_the_page_on_the_layout_names_existing_functions():
     assert len(answers) >= 14
     for path, name in answers:
         body = ast.parse((DOCS.parent / path).read_text()).body
-        for part in name.split("."):
-            definitions = [node for node in body if getattr(node, "name", None) == part]
+        for name_part in name.split("."):
+            definitions = [node for node in body if getattr(node, "name", None) == name_part]
             assert definitions, f"{path} has no {name}"
             body = definitions[0].body if isinstance(definitions[0], ast.ClassDef) else []
 
@@ -173,9 +173,9 @@ MOST_LINKS = 12
 def page_tree():
     path = DOCS / "extensions" / "places.py"
     spec = importlib.util.spec_from_file_location("places", path)
-    places = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(places)
-    return places.page_tree(DOCS, [])
+    tree_module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tree_module)
+    return tree_module.page_tree(DOCS, [])
 
 
 def test_the_sidebar_has_five_captions_of_few_links():

@@ -65,6 +65,6 @@ class LargeFields(fields.ShortRepr):
 
 def test_short_repr_shows_shapes_and_omits_defaults():
     assert repr(LargeFields(entries=np.ones(3))) == "LargeFields(rounds=3, entries=<float64 (3,)>)"
-    whole = LargeFields(entries=np.ones(3), cohorts=tuple(range(9)), note="a", secret="b")
+    all_fields = LargeFields(entries=np.ones(3), cohorts=tuple(range(9)), note="a", secret="b")
     text = "LargeFields(rounds=3, entries=<float64 (3,)>, cohorts=<9 entries>, note='a')"
-    assert repr(whole) == text
+    assert repr(all_fields) == text

@@ -101,13 +101,13 @@ class TestWriteAtomically:
 
 
 def test_a_folder_has_one_lock_at_a_time(tmp_path):
-    first = lock(tmp_path)
+    first_lock = lock(tmp_path)
     assert lock(tmp_path) is None
-    first.release()
-    first.release()
-    second = lock(tmp_path)
+    first_lock.release()
+    first_lock.release()
+    second_lock = lock(tmp_path)
     assert lock(tmp_path) is None
-    second.release()
+    second_lock.release()
     (tmp_path / "file").touch()
     with pytest.raises(NotADirectoryError):
         lock(tmp_path / "file")
@@ -132,12 +132,12 @@ def test_release_ends_a_lock_although_processes_were_forked(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("path", "parts"),
+    ("path", "path_parts"),
     [("~", ()), ("~/a/b", ("a", "b")), (pathlib.Path("~/a"), ("a",))],
 )
-def test_expanded_replaces_a_tilde_with_the_home_folder(tmp_path, monkeypatch, path, parts):
+def test_expanded_replaces_a_tilde_with_the_home_folder(tmp_path, monkeypatch, path, path_parts):
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert expanded(path) == tmp_path.joinpath(*parts)
+    assert expanded(path) == tmp_path.joinpath(*path_parts)
 
 
 def test_expanded_keeps_other_paths_and_refuses_an_unknown_user(tmp_path, monkeypatch):

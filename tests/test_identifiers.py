@@ -53,8 +53,8 @@ class TestPythonAndSqlAgree:
 
     def test_blanks_around_an_invisible_character_form_one_blank(self):
         texts = [
-            f"a{between}b"
-            for between in (" \u200b ", "\u00a0\u2060\u00a0", " \u00ad ", " \u2800 ", "  ")
+            f"a{middle_text}b"
+            for middle_text in (" \u200b ", "\u00a0\u2060\u00a0", " \u00ad ", " \u2800 ", "  ")
         ]
         assert (
             visible_texts_in_sql(texts)
@@ -128,8 +128,8 @@ class TestSkeletons:
             "\u03ac\u03bd\u03bd\u03b1",
         )
         arabic = ("\u0664", "\u06f4", "\u0628", "\u062a", "4")
-        other = ("\u017f", "s", "\u314e\u314f", "\ud558", "\u00b4", "\u00b8", "\u00bd")
-        words = (*cyrillic, *greek, *arabic, *other)
+        other_words = ("\u017f", "s", "\u314e\u314f", "\ud558", "\u00b4", "\u00b8", "\u00bd")
+        words = (*cyrillic, *greek, *arabic, *other_words)
         assert len({skeleton(word) for word in words}) == len(words)
 
 

@@ -47,9 +47,9 @@ def test_everything_above_the_line_imports():
     ],
 )
 def test_names_that_need_tensorflow_say_what_to_install(name, needed, way_out):
-    last = imported(name).stderr.splitlines()[-1]
-    assert f"{name} needs {needed}" in last
-    assert f"pip install {way_out}" in last
+    last_line = imported(name).stderr.splitlines()[-1]
+    assert f"{name} needs {needed}" in last_line
+    assert f"pip install {way_out}" in last_line
 
 
 def test_the_list_of_what_to_install_has_tff():

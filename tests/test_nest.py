@@ -43,7 +43,7 @@ def test_unflatten_restores_structure_classes_and_order(structure):
 
 
 def test_structures_of_other_kinds_keys_or_lengths_differ():
-    for first, second in [
+    for first_structure, second_structure in [
         ([1], (1,)),
         ({"a": 1}, {"b": 1}),
         (Pair(1, 2), (1, 2)),
@@ -51,7 +51,7 @@ def test_structures_of_other_kinds_keys_or_lengths_differ():
         ([1], 1),
         ({"a": [1]}, {"a": (1,)}),
     ]:
-        assert not nest.has_same_structure(first, second)
+        assert not nest.has_same_structure(first_structure, second_structure)
     with refusal("3 leaves do not fit a structure of 2"):
         nest.unflatten([1, 2], "abc")
 

@@ -50,9 +50,9 @@ def test_the_wheel_has_one_top_level_package_and_its_data_files(wheel):
 
 def test_the_metadata_name_python_and_optional_requirements(wheel):
     (name,) = (name for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
-    said = email.message_from_bytes(wheel.read(name))
-    assert said["Requires-Python"] == ">=3.11"
-    for required in said.get_all("Requires-Dist"):
+    metadata = email.message_from_bytes(wheel.read(name))
+    assert metadata["Requires-Python"] == ">=3.11"
+    for required in metadata.get_all("Requires-Dist"):
         if required.startswith("tensorflow"):
             assert 'extra == "t' in required
         if 'extra == "tff"' in required:
@@ -61,8 +61,8 @@ def test_the_metadata_name_python_and_optional_requirements(wheel):
 
 def python_3_13():
     """Returns the path of Python 3.13, which is searched as in the Makefile."""
-    found = sorted(pathlib.Path.home().glob(".pyenv/versions/3.13.*/bin/python3.13"))
-    return next(iter(found), shutil.which("python3.13"))
+    interpreters = sorted(pathlib.Path.home().glob(".pyenv/versions/3.13.*/bin/python3.13"))
+    return next(iter(interpreters), shutil.which("python3.13"))
 
 
 @pytest.mark.slow
@@ -72,11 +72,11 @@ def test_pip_installs_a_training_half_on_a_python_without_tff(wheel, tmp_path):
 
     def run(*command):
         variables = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-        done = subprocess.run(
+        finished_process = subprocess.run(
             command, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=800
         )
-        assert done.returncode == 0, done.stderr
-        return done
+        assert finished_process.returncode == 0, finished_process.stderr
+        return finished_process
 
     words = (
         "--task regression --rounds 2 --cohort-size 4 --min-sep 2 --epsilon 8 --noise-seed 1 "

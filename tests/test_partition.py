@@ -110,15 +110,19 @@ def test_the_first_clients_have_the_distribution_of_hsu_et_al(alpha):
     law = dirichlet_law(alpha * prior, 3)
     claimed = np.array(list(law.values()))
     departures = [3 * alpha * prior, alpha / 3 * prior, np.full(3, alpha / 3), np.full(3, alpha)]
-    laws = [np.array(list(dirichlet_law(other, 3).values())) for other in departures]
-    draws = max(draws_that_see(claimed, other) for other in laws)
+    departed_probabilities = [
+        np.array(list(dirichlet_law(departure, 3).values())) for departure in departures
+    ]
+    draws = max(draws_that_see(claimed, departure) for departure in departed_probabilities)
 
     def counted(alpha):
-        seen = collections.Counter()
+        outcome_counts = collections.Counter()
         for seed in range(-(-draws // 2)):
             counts = label_counts(labels, partition.dirichlet(labels, 10, alpha, seed))
-            seen.update(tuple(counts[client][label] for label in range(3)) for client in (0, 1))
-        return [seen[counts] for counts in law]
+            outcome_counts.update(
+                tuple(counts[client][label] for label in range(3)) for client in (0, 1)
+            )
+        return [outcome_counts[counts] for counts in law]
 
     assert passes(counted(alpha), claimed)
     assert not passes(counted(3 * alpha), claimed)
@@ -139,10 +143,10 @@ def test_the_examples_of_a_client_are_a_uniform_sample(assign):
     uniform, weighted = preferring_the_first(6, 3.0, size=2)
     draws = draws_that_see(uniform, weighted)
     sets = list(itertools.combinations(range(6), 2))
-    seen = collections.Counter(
+    outcome_counts = collections.Counter(
         tuple(np.flatnonzero(assign(seed) == 0).tolist()) for seed in range(draws)
     )
-    assert passes([seen[s] for s in sets], uniform)
+    assert passes([outcome_counts[s] for s in sets], uniform)
     rng = np.random.default_rng(0)
     assert not passes(rng.multinomial(draws, weighted), uniform)
 
@@ -222,9 +226,11 @@ def test_bars_are_as_long_as_the_label_counts(tmp_path):
     """Tests a client with three examples of one label and one of another."""
     path = partition.picture(["cat", "cat", "dog", "cat"], [7] * 4, tmp_path / "who.png")
     pixels = np.round(255 * image.imread(path)[..., :3]).astype(int)
-    first, second = ((pixels == color).all(axis=2) for color in ([31, 119, 180], [255, 127, 14]))
-    row = first.sum(axis=1).argmax()
-    assert first[row].sum() / second[row].sum() == pytest.approx(3, rel=0.02)
+    first_bar, second_bar = (
+        (pixels == color).all(axis=2) for color in ([31, 119, 180], [255, 127, 14])
+    )
+    row = first_bar.sum(axis=1).argmax()
+    assert first_bar[row].sum() / second_bar[row].sum() == pytest.approx(3, rel=0.02)
 
 
 @pytest.mark.parametrize("clients", [100, 101])

@@ -104,9 +104,9 @@ CALLS = {
 
 @pytest.mark.parametrize("name", CALLS)
 def test_functions_take_a_tilde(home, name):
-    call, left = CALLS[name]
+    call, written_path = CALLS[name]
     call()
-    assert (home / left).exists()
+    assert (home / written_path).exists()
 
 
 def test_data_files_take_a_tilde(home):
@@ -120,16 +120,16 @@ def test_every_public_function_with_a_path_is_called():
     functions = {function for function in public if inspect.isfunction(function)}
     for kind in filter(inspect.isclass, public):
         functions |= {f for _, f in inspect.getmembers(kind) if inspect.isroutine(f)}
-    taken = {
+    path_arguments = {
         f"{function.__qualname__} {name}"
         for function in functions
         if (getattr(function, "__module__", None) or "").startswith("fedmf")
         for name, hint in getattr(function, "__annotations__", {}).items()
         if re.search("PathLike|Path", str(hint)) and name != "return"
     }
-    assert len(taken) > 8
-    taken -= {"Run.__init__ path"}  # of a dataclass that `Run.load` fills
-    named = {name.replace("picture", "partition.picture") for name in taken}
+    assert len(path_arguments) > 8
+    path_arguments -= {"Run.__init__ path"}  # of a dataclass that `Run.load` fills
+    named = {name.replace("picture", "partition.picture") for name in path_arguments}
     assert named <= CALLS.keys()
 
 
@@ -185,10 +185,10 @@ INSIDE = {
 
 
 def test_no_module_makes_a_path_of_an_unexpanded_argument():
-    made = {
+    path_calls = {
         name: count
         for name, text in SOURCES.items()
         if not name.startswith("fedmf.experiments")
         and (count := len(re.findall(r"(?<!click\.)\bpathlib\.Path\((?!__file__)", text)))
     }
-    assert {n: c for n, c in made.items() if c > INSIDE.get(n, 0)} == {}
+    assert {n: c for n, c in path_calls.items() if c > INSIDE.get(n, 0)} == {}

@@ -118,8 +118,8 @@ def test_the_fixed_names_exist():
         holder = HOLDERS.get(owner) or getattr(fedmf, owner)
         fields = set(getattr(holder, "__dataclass_fields__", ()))
         annotated = set(getattr(holder, "__annotations__", ()))
-        known = {*dir(holder), *fields, *annotated}
-        assert set(names.split()) - known == set(), owner
+        member_names = {*dir(holder), *fields, *annotated}
+        assert set(names.split()) - member_names == set(), owner
     assert set(FIXED["fedmf"].split()) <= {*fedmf.__all__, "partition"}
 
 

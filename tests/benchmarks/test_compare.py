@@ -21,8 +21,8 @@ OURS, THEIRS = (
 CASE = Case(work="one", value="epsilon", sides=(OURS, THEIRS), passes=3)
 
 
-def result(side=OURS, seconds=(1.0,), cpu=0.5, reason="", **found):
-    answers = [{"seconds": each, "cpu": cpu} | found for each in seconds]
+def result(side=OURS, seconds=(1.0,), cpu=0.5, reason="", **values):
+    answers = [{"seconds": turn_seconds, "cpu": cpu} | values for turn_seconds in seconds]
     return Result(side=side, version="1", answers=tuple(answers), reason=reason)
 
 
@@ -30,8 +30,8 @@ def test_fedmfs_side_is_measured_where_no_other_is_installed(tmp_path):
     written = tmp_path / "page.md"
     written.write_text(f"before\n{page.BEGIN}\nold\n{page.END}\nafter\n")
     options = ["--small", "--case", RANDOM, "--environments", tmp_path, "--write", written]
-    done = CliRunner().invoke(compare.main, [str(option) for option in options])
-    assert done.exit_code == 0, done.output
+    command_result = CliRunner().invoke(compare.main, [str(option) for option in options])
+    assert command_result.exit_code == 0, command_result.output
     rows = [line.split(" | ") for line in written.read_text().splitlines() if RANDOM in line]
     libraries = ["opake-accounting", "PLD_accounting"]
     assert [row[1] for row in rows] == libraries * 2
@@ -41,9 +41,9 @@ def test_fedmfs_side_is_measured_where_no_other_is_installed(tmp_path):
     for row in rows[2:]:  # the table of costs
         assert row[2].endswith(" s")
         assert row[3:] == ["–", "– |"]
-    kept = written.read_text()
-    assert "old" not in kept
-    assert (kept[:7], kept[-7:]) == ("before\n", "\nafter\n")
+    first_text = written.read_text()
+    assert "old" not in first_text
+    assert (first_text[:7], first_text[-7:]) == ("before\n", "\nafter\n")
 
 
 def test_every_side_names_a_function_that_takes_its_arguments():
@@ -51,24 +51,24 @@ def test_every_side_names_a_function_that_takes_its_arguments():
         assert case.sides[0].label == "fedmf", case.work
         for side in case.sides:
             module, function = side.function.split(":")
-            taken = inspect.signature(
+            signature = inspect.signature(
                 getattr(importlib.import_module(f"benchmarks.compare.{module}"), function)
             )
-            taken.bind(**side.arguments)
-            assert set(side.small) <= set(side.arguments) | set(taken.parameters), side
+            signature.bind(**side.arguments)
+            assert set(side.small) <= set(side.arguments) | set(signature.parameters), side
 
 
 @pytest.mark.slow
 def test_sides_take_turns_after_a_turn_that_is_not_counted(tmp_path):
-    told = []
+    log_lines = []
     arguments = {"noise": 1.0, "positions": 2, "delta": 1e-3}
     sides = tuple(dataclasses.replace(side, arguments=arguments) for side in (OURS, THEIRS))
     for fresh in (True, False):
         case = dataclasses.replace(CASE, sides=sides, passes=2, unsaid=1, fresh=fresh)
-        results = sitting.run(case, Sitting(root=tmp_path), told.append)
-        assert [len(each.answers) for each in results] == [2, 2]
+        results = sitting.run(case, Sitting(root=tmp_path), log_lines.append)
+        assert [len(side_result.answers) for side_result in results] == [2, 2]
         assert results[0].answers[0]["value"] == results[1].answers[0]["value"] > 0
-    turns = [line.split(": ")[1] for line in told[:6]]
+    turns = [line.split(": ")[1] for line in log_lines[:6]]
     assert [turn.split(",")[0] for turn in turns] == "fedmf numpy numpy fedmf fedmf numpy".split()
 
 
@@ -103,16 +103,22 @@ def test_opake_runs_on_a_newer_python_from_the_same_packages(tmp_path):
 
 
 def test_the_better_result_is_bold_whichever_library_it_is_of():
-    ours, theirs = result(value=2.0, seconds=(4, 2, 4)), result(THEIRS, (2, 1, 1), value=1.5)
-    cells = page.row(CASE, ours, theirs)
+    fedmf_result, library_result = (
+        result(value=2.0, seconds=(4, 2, 4)),
+        result(THEIRS, (2, 1, 1), value=1.5),
+    )
+    cells = page.row(CASE, fedmf_result, library_result)
     assert cells[2:] == [
         "epsilon 2.0000", "**epsilon 1.5000**", "4 s", "**1 s**", "0.5 (0.25 to 0.5)"
     ]  # fmt: skip
     higher = dataclasses.replace(CASE, lower=False, cost="CPU ms")
-    cells = page.row(higher, ours, theirs)
+    cells = page.row(higher, fedmf_result, library_result)
     assert cells[2:5] == ["**epsilon 2.0000**", "epsilon 1.5000", "500 CPU ms"]
     rate = dataclasses.replace(CASE, value=sitting.RATE, lower=False, digits=1)
-    assert page.row(rate, ours, theirs)[2:4] == ["clients/s 0.2", "**clients/s 1.0**"]
+    assert page.row(rate, fedmf_result, library_result)[2:4] == [
+        "clients/s 0.2",
+        "**clients/s 1.0**",
+    ]
     alike = page.row(CASE, result(value=1.0), result(THEIRS, value=1.0 + 1e-9, failure=1e-6))
     assert alike[2:4] == ["epsilon 1.0000", "epsilon 1.0000 (wrong with a chance of 1e-6)"]
 
@@ -130,6 +136,6 @@ def test_all_libraries_get_the_same_encoder():
     from fedmf.privacy.sampling.bin_losses import bin_gram
 
     mechanism = accounting._toeplitz(12, 3)
-    ours = bin_gram(mechanism, 4) / mechanism.encoder()[0, 0] ** 2
-    theirs = accounting.bin_gram(12, 3, 4)
-    assert math.dist(ours.ravel(), theirs) < 1e-12
+    fedmf_gram = bin_gram(mechanism, 4) / mechanism.encoder()[0, 0] ** 2
+    library_gram = accounting.bin_gram(12, 3, 4)
+    assert math.dist(fedmf_gram.ravel(), library_gram) < 1e-12

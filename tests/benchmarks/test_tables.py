@@ -34,8 +34,10 @@ def test_every_row_is_measured(module):
 @pytest.mark.slow
 def test_a_row_in_its_own_process_has_every_column():
     command = [sys.executable, "-m", "benchmarks.fit", "--child", "dense 2048, gap 1e-3", "--small"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
-    row = json.loads(done.stdout)
+    finished_process = subprocess.run(
+        command, capture_output=True, text=True, timeout=300, check=True
+    )
+    row = json.loads(finished_process.stdout)
     assert all(column.format(**row) for column in fit.COLUMNS.values())
 
 

@@ -70,16 +70,19 @@ def test_the_stock_model_uses_the_layer_of_keras():
 
     from benchmarks.clients import random_sentences
 
-    ours, keras = (
-        random_sentences("demo", 1, keras_lstm=own).build_model(3) for own in (False, True)
+    fedmf_model, keras_model = (
+        random_sentences("demo", 1, keras_lstm=is_keras).build_model(3)
+        for is_keras in (False, True)
     )
     assert all(
-        (one == other).all()
-        for one, other in zip(ours.get_weights(), keras.get_weights(), strict=True)
+        (fedmf_weight == keras_weight).all()
+        for fedmf_weight, keras_weight in zip(
+            fedmf_model.get_weights(), keras_model.get_weights(), strict=True
+        )
     )
     changed = [
-        type(new)
-        for old, new in zip(ours.layers, keras.layers, strict=True)
-        if type(old) is not type(new)
+        type(keras_layer)
+        for fedmf_layer, keras_layer in zip(fedmf_model.layers, keras_model.layers, strict=True)
+        if type(fedmf_layer) is not type(keras_layer)
     ]
     assert changed == [tf.keras.layers.LSTM]

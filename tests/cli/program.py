@@ -36,9 +36,13 @@ def fedmf(*arguments, status=0):
             main(words)
         except SystemExit as stop:
             code = int(stop.code or 0)
-    done = subprocess.CompletedProcess(words, code, out.getvalue(), err.getvalue())
-    assert done.returncode == status, (arguments, done.stdout, done.stderr)
-    return done
+    finished_process = subprocess.CompletedProcess(words, code, out.getvalue(), err.getvalue())
+    assert finished_process.returncode == status, (
+        arguments,
+        finished_process.stdout,
+        finished_process.stderr,
+    )
+    return finished_process
 
 
 def printed_by(*arguments, status=0):

@@ -20,17 +20,20 @@ COLUMNS = "--client-column device --round-column t --first-round 1"
 
 
 def test_the_achieved_epsilon_is_printed_beside_the_planned_one(log, identity, tmp_path):
-    shown = printed_by(f"audit log {log} {identity} {PLAN} {COLUMNS}")
-    assert (shown["min_separation_observed"], shown["max_participations_observed"]) == (4, 3)
-    assert shown["contradictions"] == []
-    assert shown["epsilon_achieved"] <= shown["epsilon_planned"] <= 8
+    printed_values = printed_by(f"audit log {log} {identity} {PLAN} {COLUMNS}")
+    assert (
+        printed_values["min_separation_observed"],
+        printed_values["max_participations_observed"],
+    ) == (4, 3)
+    assert printed_values["contradictions"] == []
+    assert printed_values["epsilon_achieved"] <= printed_values["epsilon_planned"] <= 8
 
 
 def test_the_printed_command_makes_the_same_statement_again(log, identity, tmp_path, monkeypatch):
-    spaced, out = tmp_path / "my log.csv", tmp_path / "my statement.json"
-    log.rename(spaced)
-    more = f"""--statement '{out}' --pretraining "it's public" """
-    fedmf(f"audit log '{spaced}' {identity} {PLAN} {COLUMNS} {more}")
+    log_path, out = tmp_path / "my log.csv", tmp_path / "my statement.json"
+    log.rename(log_path)
+    statement_options = f"""--statement '{out}' --pretraining "it's public" """
+    fedmf(f"audit log '{log_path}' {identity} {PLAN} {COLUMNS} {statement_options}")
     values = json.loads(out.read_text())
     assert (values["system"], values["pretraining"]) == ("log", "it's public")
     assert values["observed"]["rounds"] == 12
@@ -39,31 +42,31 @@ def test_the_printed_command_makes_the_same_statement_again(log, identity, tmp_p
     (tmp_path / identity.name).write_bytes(identity.read_bytes())
     out.unlink()
     fedmf(values["commands"][0])
-    again = json.loads(out.read_text())
+    repeated_values = json.loads(out.read_text())
     for name in ("guarantee", "achieved", "mechanism", "pretraining"):
-        assert again[name] == values[name]
+        assert repeated_values[name] == values[name]
 
 
 def test_a_log_of_fewer_rounds_than_planned_suggests_rounds_run(log, identity, tmp_path):
     out = tmp_path / "statement.md"
     log.write_text("client,round\na,0\n")
-    shown = fedmf(f"audit log {log} {identity} {PLAN} --statement {out}").stdout
-    for text in (shown, out.read_text()):
+    printed_text = fedmf(f"audit log {log} {identity} {PLAN} --statement {out}").stdout
+    for text in (printed_text, out.read_text()):
         assert "or pass --rounds-run 1 if it ended there" in text
 
 
 def test_a_violated_plan_sets_exit_status_1_after_all_files_are_written(log, identity, tmp_path):
     log.write_text("client,round\na,0\na,1\n")
     out = tmp_path / "statement.json"
-    shown = fedmf(f"audit log {log} {identity} {PLAN} --statement {out}", status=1).stdout
-    assert shown.splitlines()[-1].endswith(
+    printed_text = fedmf(f"audit log {log} {identity} {PLAN} --statement {out}", status=1).stdout
+    assert printed_text.splitlines()[-1].endswith(
         "no: two rounds of one client are 1 apart where at least 4 were planned"
     )
     assert len(json.loads(out.read_text())["contradictions"]) == 1
 
 
 def test_nothing_is_written_for_an_invalid_log(tmp_path, identity):
-    bad, out = tmp_path / "bad.csv", tmp_path / "statement.md"
-    bad.write_text("client,round\nann,1\nann,x\n")
-    refused(f"audit log {bad} {identity} {PLAN} --statement {out}", "row 2", "'x'")
+    bad_log, out = tmp_path / "bad.csv", tmp_path / "statement.md"
+    bad_log.write_text("client,round\nann,1\nann,x\n")
+    refused(f"audit log {bad_log} {identity} {PLAN} --statement {out}", "row 2", "'x'")
     assert not out.exists()

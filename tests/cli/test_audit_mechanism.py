@@ -39,13 +39,13 @@ def test_a_contradiction_sets_exit_status_1(identity, monkeypatch):
 def test_the_option_query_audits_the_query(identity, monkeypatch):
     from fedmf.federated.tff import audit
 
-    honest, made = audit.MatrixFactorizationQuery, []
+    honest, queried_plans = audit.MatrixFactorizationQuery, []
 
     def told(plan, *args, **kwargs):
-        made.append(plan)
+        queried_plans.append(plan)
         return honest(plan, *args, **kwargs)
 
     monkeypatch.setattr(audit, "MatrixFactorizationQuery", told)
     text = fedmf(f"audit mechanism {identity} {PLAN} --query --trials 0 --quiet").stdout
     assert "consistent with the claim" in text
-    assert len(made) == 3  # two runs, one of them resumed
+    assert len(queried_plans) == 3  # two runs, one of them resumed

@@ -169,7 +169,10 @@ def options_of(command):
 def small(words):
     """Returns an example with numbers that take no time."""
     pairs = zip(["", *words], words, strict=False)
-    return [SMALL.get(before, "theirs.npy" if "/size=" in word else word) for before, word in pairs]
+    return [
+        SMALL.get(previous_word, "theirs.npy" if "/size=" in word else word)
+        for previous_word, word in pairs
+    ]
 
 
 def with_values(words, options):
@@ -189,16 +192,16 @@ def variants():
         name, arguments = example[:num_words], small(example[num_words:])
         groups = with_values(arguments, options)
         for index, group in enumerate(groups):
-            before = name + list(itertools.chain(*groups[:index]))
-            after = list(itertools.chain(*groups[index + 1 :]))
-            yield Variant(before + after)
+            words_before = name + list(itertools.chain(*groups[:index]))
+            words_after = list(itertools.chain(*groups[index + 1 :]))
+            yield Variant(words_before + words_after)
             if group[0] not in options:
                 continue
             key = ""  # of name=value
             if group[0] in ("-o", "--vary"):
                 key = group[1].partition("=")[0] + "="
             for value in VALUES:
-                words = [*before, group[0], key + value, *after]
+                words = [*words_before, group[0], key + value, *words_after]
                 yield Variant(words, options[group[0]], value)
         if command in tried:
             continue

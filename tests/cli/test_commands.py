@@ -36,18 +36,18 @@ def test_help_imports_nothing_slow():
         "slow = set('scipy.optimize tensorflow dp_accounting matplotlib jinja2'.split())\n"
         "print('SLOW', sorted(slow & set(sys.modules)))"
     )
-    done = subprocess.run(
+    finished_process = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
     )
-    assert "Usage: fedmf" in done.stdout
-    assert "SLOW []" in done.stdout
+    assert "Usage: fedmf" in finished_process.stdout
+    assert "SLOW []" in finished_process.stdout
 
 
 def test_data_info_describes_a_corpus_of_data_synth(corpus):
     assert "train" in printed_by(f"data info {corpus}")["splits"]
-    shown = fedmf(f"data info {corpus}").stdout
-    assert "12" in shown
-    assert not set(shown) & set("{}[]'")
+    printed_text = fedmf(f"data info {corpus}").stdout
+    assert "12" in printed_text
+    assert not set(printed_text) & set("{}[]'")
 
 
 def test_data_synth_writes_the_synthetic_substitute_of_a_task(tmp_path):
@@ -162,9 +162,9 @@ def test_data_may_move_before_a_resume_but_not_change(run, corpus, tmp_path):
 @pytest.mark.tensorflow
 @pytest.mark.usefixtures("clients_in_turn")
 def test_rounds_without_enough_clients_warn_once(tmp_path):
-    few = "-o clients=12 --availability independent:0.2 --epsilon 8 --noise-seed 1"
-    said = fedmf(f"train --out {tmp_path}/run {TABLE} {few}").stderr
-    assert len(re.findall("fedmf: warning: round .* more such rounds\\)\n", said)) == 1
+    options = "-o clients=12 --availability independent:0.2 --epsilon 8 --noise-seed 1"
+    error_text = fedmf(f"train --out {tmp_path}/run {TABLE} {options}").stderr
+    assert len(re.findall("fedmf: warning: round .* more such rounds\\)\n", error_text)) == 1
 
 
 @pytest.mark.tensorflow
@@ -179,8 +179,8 @@ def test_ctrl_c_ends_a_run_and_says_how_to_resume_it(tmp_path):
         assert process.poll() is None
         time.sleep(0.2)
     process.send_signal(signal.SIGTERM)  # which is taken for one, with a status of its own
-    _, said = process.communicate(timeout=60)
+    _, error_text = process.communicate(timeout=60)
     assert process.returncode == 143
-    assert "--resume" in said
-    assert "Traceback" not in said
+    assert "--resume" in error_text
+    assert "Traceback" not in error_text
     assert len(list((tmp_path / "run" / "private" / "journal").iterdir())) == 1

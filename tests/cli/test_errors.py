@@ -113,8 +113,8 @@ def python_names(text):
     underscores. Quoted values do not count.
     """
     words = re.sub(r"'[^']*'|--schema \w+|--vary \S+|--task-option \S+|one of [\w, ]+", "", text)
-    found = re.findall(r"(?<![\w./-])[a-z]\w*(?==)", words)
-    return found + [word for word in re.findall(r"(?<![-\w])\w+", words) if word in NAMES]
+    assigned_names = re.findall(r"(?<![\w./-])[a-z]\w*(?==)", words)
+    return assigned_names + [word for word in re.findall(r"(?<![-\w])\w+", words) if word in NAMES]
 
 
 def foreign_options(line, call):
@@ -126,11 +126,15 @@ def foreign_options(line, call):
         if not isinstance(command, click.Group) or word not in command.commands:
             break
         command = command.commands[word]
-    own = {
+    command_options = {
         o for p in command.get_params(click.Context(command)) for o in (*p.opts, *p.secondary_opts)
     }
     named = re.findall(r"(?<![\w-])--[a-z][a-z-]*", re.sub(r"`[^`]*`", "", line))
-    return {name for name in named if name not in own | {"--help", "--debug"} and name not in call}
+    return {
+        name
+        for name in named
+        if name not in command_options | {"--help", "--debug"} and name not in call
+    }
 
 
 @pytest.mark.parametrize("call", WRONG_CALLS, ids=lambda call: call[:70])
@@ -193,10 +197,14 @@ def refusals():
     paths = [*root.rglob("*.py"), *(root / "tasks").resolve().rglob("*.py")]
     for path in (path for path in paths if not path.is_relative_to(root / "cli")):
         for node in ast.walk(ast.parse(path.read_text())):
-            said = isinstance(node, ast.keyword) and node.arg in ("hint", "to")
-            said |= isinstance(node, ast.Call) and ast.unparse(node.func).endswith("warn")
-            if said or isinstance(node, ast.Raise):
-                texts = [part.value for part in ast.walk(node) if isinstance(part, ast.Constant)]
+            is_message = isinstance(node, ast.keyword) and node.arg in ("hint", "to")
+            is_message |= isinstance(node, ast.Call) and ast.unparse(node.func).endswith("warn")
+            if is_message or isinstance(node, ast.Raise):
+                texts = [
+                    constant.value
+                    for constant in ast.walk(node)
+                    if isinstance(constant, ast.Constant)
+                ]
                 yield from (text for text in texts if isinstance(text, str))
 
 
@@ -213,12 +221,12 @@ def test_refusals_mark_the_arguments_that_they_name():
     texts = list(refusals())
     assert len(texts) > 1000
     assert [text for text in texts if named_wrongly(text)] == []
-    for text, wrong in {
+    for text, is_wrong in {
         "the run is there: resume it with --resume": True,
         "leave min_sep out": True,
         "write one with `fedmf data synth --out FILE`, or leave out `min_sep`": False,
     }.items():
-        assert bool(named_wrongly(text)) == wrong
+        assert bool(named_wrongly(text)) == is_wrong
 
 
 def test_an_error_names_a_damaged_mechanism_as_it_was_typed(tmp_path):

@@ -16,10 +16,14 @@ pytestmark = pytest.mark.tensorflow
 
 def test_evaluate_prints_the_metrics_of_the_run(run, tmp_path):
     result = json.loads((run / "result.json").read_text())
-    found = printed_by(f"evaluate {run} --by-client --quiet")
-    assert found["test accuracy"] == pytest.approx(result["test"]["accuracy"])
-    assert (found["data"], found["rounds"], found["clients"]) == ("the run's", 4, 12)
-    deciles = found["client accuracy, deciles"]
+    printed_values = printed_by(f"evaluate {run} --by-client --quiet")
+    assert printed_values["test accuracy"] == pytest.approx(result["test"]["accuracy"])
+    assert (printed_values["data"], printed_values["rounds"], printed_values["clients"]) == (
+        "the run's",
+        4,
+        12,
+    )
+    deciles = printed_values["client accuracy, deciles"]
     assert len(deciles) == 9
     assert deciles == sorted(deciles) == Run.load(run).clients["deciles"]
     assert (run / "clients.json").stat().st_mode & 0o777 == 0o600
@@ -29,8 +33,8 @@ def test_evaluate_prints_the_metrics_of_the_run(run, tmp_path):
 def test_clients_are_fine_tuned(run, tmp_path):
     picture = tmp_path / "picture.png"
     options = f"--clients 5 --learning-rate 0.01,0.1 --out {picture}"
-    done = fedmf(f"evaluate {run} --fine-tune 1 {options} --quiet")
-    lines = dict(line.split(maxsplit=1) for line in done.stdout.splitlines())
+    finished_process = fedmf(f"evaluate {run} --fine-tune 1 {options} --quiet")
+    lines = dict(line.split(maxsplit=1) for line in finished_process.stdout.splitlines())
     tuned = Run.load(run).fine_tuned
     assert (tuned["clients"], tuned["measured_on"]) == (5, "the other half")
     mean = tuned["metrics"]["loss"]["after"]["mean"]
@@ -51,22 +55,24 @@ def test_clients_are_fine_tuned(run, tmp_path):
 @pytest.mark.slow
 def test_evaluate_on_other_data_uses_the_vocabulary_of_the_run(trained, corpus, tmp_path):
     folder, _ = trained
-    same = printed_by(f"evaluate {folder} --data {shutil.copy(corpus, tmp_path / 'copy')} --quiet")
+    printed_values = printed_by(
+        f"evaluate {folder} --data {shutil.copy(corpus, tmp_path / 'copy')} --quiet"
+    )
     result = json.loads((folder / "result.json").read_text())
-    assert same["test accuracy"] == pytest.approx(result["test"]["accuracy"])
-    other = write_synthetic_corpus(
+    assert printed_values["test accuracy"] == pytest.approx(result["test"]["accuracy"])
+    other_corpus = write_synthetic_corpus(
         tmp_path / "other.sqlite", clients=12, seed=5, sentences_per_client=9, progress=False
     )
-    options = f"--data {other} --by-client --fine-tune 1 --split validation --quiet"
-    on_other = printed_by(f"evaluate {folder} {options}")
-    assert on_other["data"] == "not the run's"
-    assert 0 <= on_other["validation accuracy"] <= 1
-    assert on_other["fine_tuned"]["population"] == 12
+    options = f"--data {other_corpus} --by-client --fine-tune 1 --split validation --quiet"
+    other_values = printed_by(f"evaluate {folder} {options}")
+    assert other_values["data"] == "not the run's"
+    assert 0 <= other_values["validation accuracy"] <= 1
+    assert other_values["fine_tuned"]["population"] == 12
     for name in ("clients", "fine_tuned"):  # which are of the run's data
         assert not (folder / f"{name}.json").exists()
     from fedmf import tasks
 
-    other_task = tasks.task_of_run(Run.load(folder), data=str(other), progress=False)
+    other_task = tasks.task_of_run(Run.load(folder), data=str(other_corpus), progress=False)
     assert "-" in other_task.data_version
     words = [
         task.data_version.partition("-")[2]
@@ -90,20 +96,20 @@ def test_export_writes_a_model_and_its_vocabulary(trained, tmp_path):
 
 @pytest.mark.parametrize("line", ["evaluate {run}", "export {run} --out {out}", "predict {run} a"])
 def test_loading_a_model_shows_progress_from_the_start(line, trained, tmp_path, monkeypatch):
-    told = []
+    shown_steps = []
 
     @contextlib.contextmanager
     def elapsed(description, *, disable=False):
-        told.append((description, disable))
+        shown_steps.append((description, disable))
         yield
 
     monkeypatch.setattr("fedmf.terminal.progress_bar.elapsed", elapsed)
     command = line.format(run=trained[0], out=tmp_path / "model.keras")
     fedmf(command)
-    assert told[:2] == [("reading the run", False), ("loading the model", False)]
-    told.clear()
+    assert shown_steps[:2] == [("reading the run", False), ("loading the model", False)]
+    shown_steps.clear()
     fedmf(command.replace("model.keras", "again.keras"), "--json")
-    assert all(is_quiet for _, is_quiet in told) == (not command.startswith("evaluate"))
+    assert all(is_quiet for _, is_quiet in shown_steps) == (not command.startswith("evaluate"))
 
 
 @pytest.mark.slow
@@ -131,10 +137,10 @@ def test_exports_open_as_the_help_says(trained, tmp_path):
 
 def test_predict_shows_the_most_likely_words_without_data(trained, run, corpus):
     words = json.loads((run / "vocabulary.json").read_text())["words"]
-    shown = printed_by(f"predict {run} {words[0]} --count 100")
-    assert shown["unknown"] == []
-    assert set(shown["words"]) == {*words, "(end of the sentence)"}
-    chances = list(shown["words"].values())
+    printed_values = printed_by(f"predict {run} {words[0]} --count 100")
+    assert printed_values["unknown"] == []
+    assert set(printed_values["words"]) == {*words, "(end of the sentence)"}
+    chances = list(printed_values["words"].values())
     assert chances == sorted(chances, reverse=True)
     assert 0 < sum(chances) < 1
     # As the run's own model has it.
@@ -144,7 +150,7 @@ def test_predict_shows_the_most_likely_words_without_data(trained, run, corpus):
     begin = json.loads((run / "vocabulary.json").read_text())["special_ids"]["begin"]
     logits = federated.TrainedRun.of(Run.load(run), task).model()(np.array([[begin, 1, 0, 0]]))
     scores = np.exp(logits[0, 1]) / np.exp(logits[0, 1]).sum()
-    assert shown["words"][words[4]] == pytest.approx(float(scores[5]), rel=1e-4)
+    assert printed_values["words"][words[4]] == pytest.approx(float(scores[5]), rel=1e-4)
     # Only the last words count, and one that is not known counts as unknown.
     longer = printed_by(f"predict {run} '{'no-such-word ' * 9}' --count 3")
     assert longer["unknown"] == ["no-such-word"] * 9
@@ -219,9 +225,11 @@ def test_a_run_trained_in_python_needs_its_task_on_the_command_line(tmp_path, mo
         refused(f"{command} -o width=4", "--task-option belong")
         refused(f"{command} --task visits_module:others", "makes the task 'others'")
         refused(f"{command} {task}", "use the task that the run was trained on")
-    found = printed_by(f"evaluate run {task} -o width=4 --fine-tune 2 --split test --quiet")
-    assert found["test accuracy"] == pytest.approx(run.result["test"]["accuracy"])
-    assert found["fine_tuned"] == run.evaluate_fine_tuned(2, split="test")
+    printed_values = printed_by(
+        f"evaluate run {task} -o width=4 --fine-tune 2 --split test --quiet"
+    )
+    assert printed_values["test accuracy"] == pytest.approx(run.result["test"]["accuracy"])
+    assert printed_values["fine_tuned"] == run.evaluate_fine_tuned(2, split="test")
     export = f"export run {task} -o width=4 --out"
     assert printed_by(f"{export} model.keras")["parameters"] == 5
     assert "saved_model" in fedmf(f"{export} saved_model").stdout

@@ -42,20 +42,20 @@ def run(tmp_path, monkeypatch):
     ],
 )
 def test_every_family_is_fitted_with_its_options(run, arguments):
-    shown = run(f"{ROUNDS} {arguments}")
-    mechanism = fedmf.load_mechanism(shown["file"])
+    printed_values = run(f"{ROUNDS} {arguments}")
+    mechanism = fedmf.load_mechanism(printed_values["file"])
     schema = "fixed_epoch" if "fixed_epoch" in arguments else "min_sep"
     participation = fedmf.Participation(rounds=24, schema=schema, min_sep=6)
-    assert mechanism.rounds == shown["rounds"] == 24
-    assert shown["sensitivity"] == fedmf.sensitivity(mechanism, participation).value
-    assert 0.0 < shown["rmse"] <= shown["max_error"]
+    assert mechanism.rounds == printed_values["rounds"] == 24
+    assert printed_values["sensitivity"] == fedmf.sensitivity(mechanism, participation).value
+    assert 0.0 < printed_values["rmse"] <= printed_values["max_error"]
     assert (
-        (shown["certified_gap"] is None)
-        == bool(shown.get("no_certificate"))
-        != bool(shown.get("certified_for"))
+        (printed_values["certified_gap"] is None)
+        == bool(printed_values.get("no_certificate"))
+        != bool(printed_values.get("certified_for"))
     )
     if "dense" in arguments:  # which names a participation of its own
-        assert shown["certified_for"] == "fixed_epoch, min_sep 6, 4 participations"
+        assert printed_values["certified_for"] == "fixed_epoch, min_sep 6, 4 participations"
 
 
 def test_show_draws_a_picture_beside_the_file(run, tmp_path, monkeypatch):
@@ -69,8 +69,8 @@ def test_show_draws_a_picture_beside_the_file(run, tmp_path, monkeypatch):
 
 def test_fit_reads_matrices_of_another_program(run, tmp_path):
     np.savez(tmp_path / "theirs.npz", H=np.tri(24) / 3.0, W=3.0 * np.eye(24))
-    shown = run(f"{ROUNDS} --matrices theirs.npz")
-    assert shown["family"] == "dense"
+    printed_values = run(f"{ROUNDS} --matrices theirs.npz")
+    assert printed_values["family"] == "dense"
     refused("fit --rounds 25 --min-sep 6 --matrices theirs.npz --out m.npz", "--rounds 25")
 
 
@@ -87,11 +87,13 @@ def test_ctrl_c_saves_the_best_mechanism_so_far(tmp_path):
     # Until the fit shows its first steps there is nothing to keep;
     # the line appears after two seconds.
     assert process.stderr is not None
-    seen = ""
-    while "step" not in seen:
+    error_text = ""
+    while "step" not in error_text:
         letter = process.stderr.read(1)
-        assert letter, f"the fit ended before it showed a step, too small for this machine: {seen}"
-        seen += letter
+        assert letter, (
+            f"the fit ended before it showed a step, too small for this machine: {error_text}"
+        )
+        error_text += letter
     time.sleep(0.5)
     process.send_signal(signal.SIGINT)
     out, errors = process.communicate(timeout=600)
@@ -116,17 +118,17 @@ def test_an_error_for_a_full_disk_names_the_file(tmp_path):
         f"import main; main({words})"
     )
     # -B: Python would keep bytecode that the limit cut, and every later import would fail.
-    done = subprocess.run(
+    finished_process = subprocess.run(
         [sys.executable, "-B", "-c", code], capture_output=True, text=True, timeout=100, check=False
     )
-    assert done.returncode == 1
-    (line,) = done.stderr.splitlines()
+    assert finished_process.returncode == 1
+    (line,) = finished_process.stderr.splitlines()
     assert line.endswith(f"File too large: '{out}'")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_warning_names_options(tmp_path):
-    ask = "fit --rounds 24 --schema single --bands 4 --max-iterations 2 --tolerance 1e-9"
-    warning = program(f"{ask} --no-cache --out {tmp_path}/x.npz").stderr
+    fit_command = "fit --rounds 24 --schema single --bands 4 --max-iterations 2 --tolerance 1e-9"
+    warning = program(f"{fit_command} --no-cache --out {tmp_path}/x.npz").stderr
     assert "raise --max-iterations 2" in warning
     assert "--tolerance 1e-09" in warning

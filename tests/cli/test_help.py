@@ -14,8 +14,8 @@ from tests.cli.program import refused
 
 
 def test_every_command_is_listed():
-    shown = program("--help").stdout
-    assert [name for name in cli.commands if f"\n  {name} " not in shown] == []
+    help_text = program("--help").stdout
+    assert [name for name in cli.commands if f"\n  {name} " not in help_text] == []
 
 
 def test_version_is_printed():
@@ -23,20 +23,20 @@ def test_version_is_printed():
 
 
 @pytest.mark.parametrize(
-    ("typed", "found"),
+    ("typed", "completion"),
     [
         ("fedmf tr", "train"),
         ("fedmf train --min", "--min-sep"),
         ("fedmf fit --family ban", "banded"),
     ],
 )
-def test_commands_and_options_are_completed_in_a_shell(typed, found, monkeypatch, capsys):
+def test_commands_and_options_are_completed_in_a_shell(typed, completion, monkeypatch, capsys):
     assert "_FEDMF_COMPLETE=bash_complete" in program("completion bash").stdout
     monkeypatch.setenv("_FEDMF_COMPLETE", "bash_complete")
     monkeypatch.setenv("COMP_WORDS", typed)
     monkeypatch.setenv("COMP_CWORD", str(typed.count(" ")))
     main([])
-    assert capsys.readouterr().out.split() == [f"plain,{found}"]
+    assert capsys.readouterr().out.split() == [f"plain,{completion}"]
 
 
 COMPLETED = {
@@ -89,10 +89,10 @@ def test_completion_of_values_imports_nothing_slow():
         "slow = set('scipy.optimize tensorflow dp_accounting matplotlib jinja2'.split())\n"
         "print('SLOW', sorted(slow & set(sys.modules)))"
     )
-    done = subprocess.run(
+    finished_process = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
     )
-    assert done.stdout == "SLOW []\n"
+    assert finished_process.stdout == "SLOW []\n"
 
 
 class Terminal(io.StringIO):

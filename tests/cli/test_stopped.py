@@ -31,10 +31,10 @@ def resume(run):
 def test_a_damaged_seed_is_not_shown(run):
     seed = run / "private" / "noise_seed"
     seed.write_bytes(SECRET.encode() + b"\xff")
-    said = refused(resume(run), f"the noise seed {seed} is damaged")
-    said += fedmf("--debug", resume(run), status=2).stderr
-    assert SECRET[:6] not in said
-    assert "Traceback" in said
+    error_line = refused(resume(run), f"the noise seed {seed} is damaged")
+    error_line += fedmf("--debug", resume(run), status=2).stderr
+    assert SECRET[:6] not in error_line
+    assert "Traceback" in error_line
 
 
 def test_resume_names_the_file_that_a_folder_lacks(run):
@@ -62,28 +62,28 @@ def test_an_error_in_a_round_sets_exit_status_1(tmp_path, monkeypatch):
     refused(command, f"2 rounds of the run are saved in {tmp_path}/run", status=1)
     fails_with(ValueError("the data are damaged"))
     command = command.replace("/run", "/other").replace(SLOW, "--server-learning-rate 1000")
-    said = fedmf(command, status=1).stderr
-    assert "fedmf: error: the data are damaged" in said
+    error_text = fedmf(command, status=1).stderr
+    assert "fedmf: error: the data are damaged" in error_text
     warning = r"fedmf: warning: --server-learning-rate 1000 is \d+ times the 0\.\d+ that"
-    assert len(re.findall(warning, said)) == 1
+    assert len(re.findall(warning, error_text)) == 1
 
 
 def test_a_run_that_ends_before_the_first_round_says_how_to_continue(train, tmp_path, monkeypatch):
-    def ends_by(place, name, error):
+    def ends_by(owner, name, error):
         def ends(*arguments, **options):
             raise error
 
-        monkeypatch.setattr(place, name, ends)
+        monkeypatch.setattr(owner, name, ends)
 
     ends_by(RunSetup, "write", FULL)
     refused(train, "No space left on device", "the run had not begun", status=1)
     ends_by(learner, "check_model", KeyboardInterrupt())
-    again = "fedmf: interrupted: the run had not begun: give the same command again"
-    assert fedmf(train, status=130).stderr.strip() == again
+    expected_error = "fedmf: interrupted: the run had not begun: give the same command again"
+    assert fedmf(train, status=130).stderr.strip() == expected_error
     monkeypatch.undo()
     ends_by(loop, "Training", KeyboardInterrupt())
-    said = fedmf(train, status=130).stderr
-    assert f"no round of the run is saved in {tmp_path}/run: resume it with --resume" in said
+    error_text = fedmf(train, status=130).stderr
+    assert f"no round of the run is saved in {tmp_path}/run: resume it with --resume" in error_text
     # Of another run nothing is said.
     ends_by(learner, "check_model", KeyboardInterrupt())
     assert fedmf(train, status=130).stderr.strip() == "fedmf: interrupted"

@@ -31,7 +31,9 @@ AFFORDABLE = [
 def quartered(words):
     """Returns an example for a quarter of the clients and rounds."""
     pairs = zip(["", *words], words, strict=False)
-    return [str(int(word) // 4) if before in QUARTERED else word for before, word in pairs]
+    return [
+        str(int(word) // 4) if previous_word in QUARTERED else word for previous_word, word in pairs
+    ]
 
 
 def runs_of_sweep(words):
@@ -99,8 +101,10 @@ def test_every_training_example_learns(folder, monkeypatch):
     assert len(commands) == 2 + 1 + 4 + 1
     for words in commands:
         is_resumed = "--resume" in words
-        done = fedmf(*map(str, quartered(words)), *(["--quiet"] if is_resumed else AFFORDABLE))
-        assert "warning" not in done.stderr, (words, done.stderr)
+        finished_process = fedmf(
+            *map(str, quartered(words)), *(["--quiet"] if is_resumed else AFFORDABLE)
+        )
+        assert "warning" not in finished_process.stderr, (words, finished_process.stderr)
         losses = validation_losses(folder / words[words.index("--out") + 1])
         assert len(losses) >= 2, words
         assert all(math.isfinite(loss) for loss in losses), (words, losses)
@@ -110,5 +114,5 @@ def test_every_training_example_learns(folder, monkeypatch):
     assert len(tuned) == 2
     for words in tuned:
         sample = [] if "--clients" in words else ["--clients", "50"]
-        done = fedmf(*quartered(words), *sample, "--quiet")
-        assert "warning" not in done.stderr, (words, done.stderr)
+        finished_process = fedmf(*quartered(words), *sample, "--quiet")
+        assert "warning" not in finished_process.stderr, (words, finished_process.stderr)

@@ -98,11 +98,11 @@ class TestDiurnal:
         assert np.allclose(model.local_hours(10, CLIENTS), hours + 3)
 
     def test_windows_of_24_hours_contain_every_round_and_empty_ones_none(self):
-        whole = Diurnal(charging=NEVER_OUT, idle=NEVER_OUT, unmetered=NEVER_OUT)
-        none = Diurnal(charging=Window(start=5, end=5, inside=1, outside=0))
+        always_available = Diurnal(charging=NEVER_OUT, idle=NEVER_OUT, unmetered=NEVER_OUT)
+        never_available = Diurnal(charging=Window(start=5, end=5, inside=1, outside=0))
         for t in range(0, 96, 7):
-            assert whole.available(t, CLIENTS).all()
-            assert not none.available(t, CLIENTS).any()
+            assert always_available.available(t, CLIENTS).all()
+            assert not never_available.available(t, CLIENTS).any()
 
 
 class TestTexts:

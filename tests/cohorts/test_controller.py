@@ -85,30 +85,30 @@ class TestPurity:
     @given(valid_controller_arguments(), st.integers(0, 10), st.booleans())
     def test_a_new_controller_resumes_from_the_ledger(self, arguments, stop, some_unavailable):
         availability = Independent(probability=0.7) if some_unavailable else None
-        whole = run(ParticipationController(**arguments, availability=availability))
-        stop = min(stop, len(whole))
-        first = ParticipationController(**arguments, availability=availability)
+        all_cohorts = run(ParticipationController(**arguments, availability=availability))
+        stop = min(stop, len(all_cohorts))
+        first_controller = ParticipationController(**arguments, availability=availability)
         if stop:
-            assert run(first, stop) == whole[:stop]
+            assert run(first_controller, stop) == all_cohorts[:stop]
         ledger = ParticipationLedger.from_csv(
-            first.ledger.to_csv(), rounds=stop, cohort_size=arguments["cohort_size"]
+            first_controller.ledger.to_csv(), rounds=stop, cohort_size=arguments["cohort_size"]
         )
-        later = ParticipationController(**arguments, availability=availability)
-        later.resume_from(ledger)
-        assert run(later) == whole
+        resumed_controller = ParticipationController(**arguments, availability=availability)
+        resumed_controller.resume_from(ledger)
+        assert run(resumed_controller) == all_cohorts
         if stop:
             with pytest.raises(ValueError, match="rounds of its own"):
-                first.resume_from(ledger)
+                first_controller.resume_from(ledger)
 
     def test_earlier_rounds_come_from_the_ledger(self):
         controller = min_sep_controller()
-        whole = run(controller)
-        assert [controller.cohort(t).tolist() for t in reversed(range(20))] == whole[::-1]
+        all_cohorts = run(controller)
+        assert [controller.cohort(t).tolist() for t in reversed(range(20))] == all_cohorts[::-1]
         assert len(controller.ledger) == 20
         # A controller with another seed returns the recorded cohorts too.
         resumed = min_sep_controller(seed=99)
         resumed.resume_from(controller.ledger)
-        assert run(resumed) == whole
+        assert run(resumed) == all_cohorts
 
     def test_a_round_after_the_last_one_is_refused_as_the_plan_is_over(self):
         controller = min_sep_controller()
@@ -185,16 +185,16 @@ class TestRefusals:
             else:
                 assert (name, p.schema) == ("rounds", "single")
                 changed["participation"] = Participation(rounds=int(number), schema="single")
-            second = construction_error(changed)
-            if second:
+            second_error = construction_error(changed)
+            if second_error:
                 # The change can conflict with max_participations, which was set explicitly.
                 assert p.max_participations < -(-p.rounds // p.min_sep), (
                     message,
                     name,
                     number,
-                    second,
+                    second_error,
                 )
-                assert "max_participations" in second
+                assert "max_participations" in second_error
 
     @settings(max_examples=300)
     @given(controller_arguments())
@@ -210,20 +210,20 @@ class TestRefusals:
     def test_resume_refuses_a_fixed_order_of_another_seed(self):
         # Clients would return in other positions, which nothing would notice later.
         fixed = epochs(20, 5)
-        first = min_sep_controller(participation=fixed)
-        run(first, 3)
+        first_controller = min_sep_controller(participation=fixed)
+        run(first_controller, 3)
         with pytest.raises(ValueError, match="another run"):
-            min_sep_controller(participation=fixed, seed=4).resume_from(first.ledger)
+            min_sep_controller(participation=fixed, seed=4).resume_from(first_controller.ledger)
 
     def test_resume_accepts_a_ledger_completely_or_not_at_all(self):
         controller = min_sep_controller()
-        whole = run(min_sep_controller())
+        all_cohorts = run(min_sep_controller())
         ledger = controller.ledger
         # The clients of round 1 take part in round 2 again, too early.
-        cohorts = [np.array(cohort) for cohort in (*whole[:2], whole[1])]
+        cohorts = [np.array(cohort) for cohort in (*all_cohorts[:2], all_cohorts[1])]
         with pytest.raises(ValueError, match="ledger's round 2 has client"):
             controller.resume_from(ParticipationLedger(cohort_size=4, cohorts=cohorts))
         assert controller.ledger is ledger
         assert len(ledger) == 0
         controller.resume_from(ParticipationLedger(cohort_size=4, cohorts=cohorts[:2]))
-        assert run(controller) == whole
+        assert run(controller) == all_cohorts

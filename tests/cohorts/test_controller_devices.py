@@ -113,14 +113,14 @@ class TestResume:
             "behavior": self.behavior,
             "availability": Independent(probability=0.8, seed=1),
         }
-        whole = run_all_rounds(controller_of(size, **arguments)).ledger
+        whole_ledger = run_all_rounds(controller_of(size, **arguments)).ledger
         controller = controller_of(size, **arguments)
-        controller.resume_from(whole.first(31))
-        resumed = run_all_rounds(controller).ledger
+        controller.resume_from(whole_ledger.first(31))
+        resumed_ledger = run_all_rounds(controller).ledger
         for t in range(60):
-            assert (resumed.selected(t) == whole.selected(t)).all()
-            assert (resumed.cohort(t) == whole.cohort(t)).all()
-        assert (resumed.noncompliant() == whole.noncompliant()).all()
+            assert (resumed_ledger.selected(t) == whole_ledger.selected(t)).all()
+            assert (resumed_ledger.cohort(t) == whole_ledger.cohort(t)).all()
+        assert (resumed_ledger.noncompliant() == whole_ledger.noncompliant()).all()
 
     def test_resume_refuses_noncompliant_clients_unless_they_are_simulated(self):
         ledger = run_all_rounds(

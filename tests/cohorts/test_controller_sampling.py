@@ -76,34 +76,41 @@ class TestEveryScheme:
 
     @pytest.mark.parametrize("scheme", SCHEMES.values(), ids=SCHEMES)
     def test_a_new_controller_resumes_from_the_ledger(self, scheme):
-        whole = [cohort.tolist() for cohort in all_cohorts(controller_of(scheme))]
-        first = controller_of(scheme)
+        expected_cohorts = [cohort.tolist() for cohort in all_cohorts(controller_of(scheme))]
+        first_controller = controller_of(scheme)
         for t in range(17):
-            first.cohort(t)
+            first_controller.cohort(t)
         ledger = fedmf.ParticipationLedger.from_csv(
-            first.ledger.to_csv(), rounds=17, cohort_size=first.ledger.cohort_size
+            first_controller.ledger.to_csv(),
+            rounds=17,
+            cohort_size=first_controller.ledger.cohort_size,
         )
         cohorts = all_cohorts(resumed(controller_of(scheme), ledger))
-        assert [cohort.tolist() for cohort in cohorts] == whole
+        assert [cohort.tolist() for cohort in cohorts] == expected_cohorts
 
     def test_sampled_clients_that_dropped_out_stay_ineligible_after_a_resume(self):
         scheme = MinSepPoisson(population=300, cohort_size=50, min_sep=3)
-        whole, first, later = (
+        whole_controller, first_controller, later_controller = (
             controller_of(scheme, 9, behavior=DeviceBehavior(dropout=0.5)) for _ in range(3)
         )
-        cohorts = [whole.cohort(t).tolist() for t in range(9)]
+        cohorts = [whole_controller.cohort(t).tolist() for t in range(9)]
         for t in range(4):
-            first.cohort(t)
-        text = first.ledger.to_csv()
-        later.resume_from(fedmf.ParticipationLedger.from_csv(text, rounds=4, cohort_size=None))
-        assert [later.cohort(t).tolist() for t in range(9)] == cohorts
+            first_controller.cohort(t)
+        text = first_controller.ledger.to_csv()
+        later_controller.resume_from(
+            fedmf.ParticipationLedger.from_csv(text, rounds=4, cohort_size=None)
+        )
+        assert [later_controller.cohort(t).tolist() for t in range(9)] == cohorts
         for t in range(9):
-            assert later.ledger.selected(t).tolist() == whole.ledger.selected(t).tolist()
+            assert (
+                later_controller.ledger.selected(t).tolist()
+                == whole_controller.ledger.selected(t).tolist()
+            )
 
     @pytest.mark.parametrize("scheme", SCHEMES.values(), ids=SCHEMES)
     def test_resume_refuses_clients_of_another_partition(self, scheme):
-        first = controller_of(scheme)
-        cohort = first.cohort(0)
+        first_controller = controller_of(scheme)
+        cohort = first_controller.cohort(0)
         ledger = fedmf.ParticipationLedger(
             cohort_size=scheme.cohort_size, cohorts=[np.zeros(0, np.int64), cohort]
         )
@@ -112,9 +119,11 @@ class TestEveryScheme:
 
     @pytest.mark.parametrize("scheme", SCHEMES.values(), ids=SCHEMES)
     def test_seeds_and_epochs_have_different_cohorts(self, scheme):
-        first, second = (all_cohorts(controller_of(scheme, seed=seed)) for seed in (0, 1))
-        assert first[0].tolist() != second[0].tolist()
-        assert first[0].tolist() != first[getattr(scheme, "epoch", 30)].tolist()
+        first_cohorts, second_cohorts = (
+            all_cohorts(controller_of(scheme, seed=seed)) for seed in (0, 1)
+        )
+        assert first_cohorts[0].tolist() != second_cohorts[0].tolist()
+        assert first_cohorts[0].tolist() != first_cohorts[getattr(scheme, "epoch", 30)].tolist()
 
 
 class TestPoisson:
@@ -235,7 +244,7 @@ class TestFixedSize:
                 * draws_that_see(*preferring_the_first(5, 1.5, 2), FALSE_POSITIVE_RATE / 2),
             )
         )
-        for part in (0, 1):
-            _, counts = np.unique(np.array(cohorts[part::2]), axis=0, return_counts=True)
+        for partition in (0, 1):
+            _, counts = np.unique(np.array(cohorts[partition::2]), axis=0, return_counts=True)
             assert len(counts) == 10  # of 2 out of 5
             assert scipy.stats.chisquare(counts).pvalue > FALSE_POSITIVE_RATE / 2

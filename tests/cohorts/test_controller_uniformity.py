@@ -223,8 +223,8 @@ class TestOrders:
 class TestPlaces:
     @pytest.mark.parametrize("partitions", [1, 2, 3])
     def test_every_client_takes_part_once_an_epoch_in_its_partition(self, partitions):
-        places = EpochPlaces(population=50, epoch=12, partitions=partitions, seed=3)
-        epochs = [[places.clients(12 * e + i) for i in range(12)] for e in range(3)]
+        epoch_places = EpochPlaces(population=50, epoch=12, partitions=partitions, seed=3)
+        epochs = [[epoch_places.clients(12 * e + i) for i in range(12)] for e in range(3)]
         for epoch in epochs:
             assert sorted(np.concatenate(epoch).tolist()) == list(range(50))
             assert all(
@@ -240,16 +240,20 @@ class TestPlaces:
         # There are 256 assignments of 4 clients to 2 places in 2 epochs, of which 36 have two
         # clients a round. Negative control: a tenth of the runs has one of these.
         uniform = np.full(256, 1 / 256)
-        two = np.array([bin(i % 16).count("1") == bin(i // 16).count("1") == 2 for i in range(256)])
-        mostly = 0.9 * uniform + 0.1 * two / two.sum()
-        runs = draws_that_see(uniform, mostly)
+        has_two_clients = np.array(
+            [bin(i % 16).count("1") == bin(i // 16).count("1") == 2 for i in range(256)]
+        )
+        preferring = 0.9 * uniform + 0.1 * has_two_clients / has_two_clients.sum()
+        runs = draws_that_see(uniform, preferring)
         counts = np.zeros(256)
         for seed in range(runs):
-            places = EpochPlaces(population=4, epoch=2, partitions=1, seed=seed)
-            second = np.array([np.isin(range(4), places.clients(t)) for t in (1, 3)]).ravel()
-            counts[int(second @ 2 ** np.arange(8))] += 1
+            epoch_places = EpochPlaces(population=4, epoch=2, partitions=1, seed=seed)
+            is_in_second_place = np.array(
+                [np.isin(range(4), epoch_places.clients(t)) for t in (1, 3)]
+            ).ravel()
+            counts[int(is_in_second_place @ 2 ** np.arange(8))] += 1
         assert scipy.stats.chisquare(counts).pvalue > FALSE_POSITIVE_RATE
         assert (
-            scipy.stats.chisquare(np.random.default_rng(1).multinomial(runs, mostly)).pvalue
+            scipy.stats.chisquare(np.random.default_rng(1).multinomial(runs, preferring)).pvalue
             < FALSE_POSITIVE_RATE
         )

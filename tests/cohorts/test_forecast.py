@@ -93,22 +93,24 @@ class TestSearch:
 
 class TestCommand:
     def test_figures_of_a_smaller_population_are_marked_as_simulated(self):
-        ask = "--population 20000 --cohort-size 40 --rounds 30 --min-sep 20 --no-search"
-        text = call(f"{ask} --simulated-cohort 20")
+        forecast_options = (
+            "--population 20000 --cohort-size 40 --rounds 30 --min-sep 20 --no-search"
+        )
+        text = call(f"{forecast_options} --simulated-cohort 20")
         for name in ("dry_rounds", "mean_cohort", "max_participations_observed"):
             assert f"{name}, simulated " in text
-        assert ", simulated" not in call(ask)
+        assert ", simulated" not in call(forecast_options)
         assert "clients with 1 participations" in text
 
     @pytest.mark.parametrize(
-        "more",
+        "added_options",
         [
             "--schema fixed_epoch --min-sep 50",
             "--min-sep 30 --no-search --timer-jitter 4 --dropout 0.1 --noncompliant-fraction 0.3",
             "--sampling poisson --partitions 5 --availability diurnal:rounds_per_day=24",
         ],
     )
-    def test_the_command_draws_a_figure_for_every_option(self, more, tmp_path):
-        text = call(f"{SMALL} {more} --out {tmp_path}/who.png")
+    def test_the_command_draws_a_figure_for_every_option(self, added_options, tmp_path):
+        text = call(f"{SMALL} {added_options} --out {tmp_path}/who.png")
         assert "max_participations_observed" in text
         assert (tmp_path / "who.png").stat().st_size > 10_000

@@ -21,12 +21,12 @@ class TestQuality:
         assert distributed(draws(1, 2, 3), "uniform", departure=0.015)
 
     @pytest.mark.parametrize(
-        ("first", "second"),
+        ("first_key", "second_key"),
         [((1, 2, 3), (1, 2, 4)), ((1, 2, 3), (2, 2, 3)), ((1, 5, 3), (1, 6, 3))],
         ids=["rounds", "seeds", "purposes"],
     )
-    def test_keys_are_unrelated(self, first, second):
-        assert unrelated(draws(*first), draws(*second), departure=0.025)
+    def test_keys_are_unrelated(self, first_key, second_key):
+        assert unrelated(draws(*first_key), draws(*second_key), departure=0.025)
 
     @pytest.mark.parametrize("lag", [1, 2, 64, 1000])
     def test_clients_are_unrelated(self, lag):

@@ -154,13 +154,15 @@ class TestController:
         assert sum(shares.values()) == audit.observed.clients
 
     def test_a_resumed_controller_returns_the_same_cohorts(self):
-        whole = run(budgeted_controller()[0])
-        first, _ = budgeted_controller()
-        run(first, 17)
-        text = first.ledger.to_csv()
-        later, _ = budgeted_controller()
-        later.resume_from(fedmf.ParticipationLedger.from_csv(text, rounds=17, cohort_size=5))
-        assert run(later) == whole
+        whole_cohorts = run(budgeted_controller()[0])
+        first_controller, _ = budgeted_controller()
+        run(first_controller, 17)
+        text = first_controller.ledger.to_csv()
+        resumed_controller, _ = budgeted_controller()
+        resumed_controller.resume_from(
+            fedmf.ParticipationLedger.from_csv(text, rounds=17, cohort_size=5)
+        )
+        assert run(resumed_controller) == whole_cohorts
 
     def test_a_ledger_that_overspends_is_refused(self):
         controller, _ = budgeted_controller()

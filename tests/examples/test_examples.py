@@ -57,7 +57,9 @@ def run(tmp_path, monkeypatch, capfd):
 
 def smaller(make, **sizes):
     """Returns the function with these arguments replaced wherever a call passes them."""
-    return lambda *args, **given: make(*args, **given | {n: sizes[n] for n in given if n in sizes})
+    return lambda *args, **options: make(
+        *args, **options | {name: sizes[name] for name in options if name in sizes}
+    )
 
 
 def assert_shown(name, folder, status, printed):
@@ -102,8 +104,10 @@ def test_program_prints_what_it_shows(name, tmp_path, run, monkeypatch):
 @pytest.mark.cluster
 def test_the_cluster_example_prints_what_it_shows(tmp_path):
     command = [sys.executable, str(EXAMPLES / "cluster_sweep.py")]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
-    assert_shown("cluster_sweep", tmp_path, done.returncode, done.stdout)
+    finished_process = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=300
+    )
+    assert_shown("cluster_sweep", tmp_path, finished_process.returncode, finished_process.stdout)
 
 
 @pytest.mark.slow
@@ -122,18 +126,18 @@ def test_the_figure_beside_flower_has_the_errors_computed_apart_from_fedmf(tmp_p
     by_hand = [f"{single * math.sqrt(k * 201 / 2):.2f}" for k in (200, 4)]
     status, printed = run("flower_accuracy")
     assert_shown("flower_accuracy", tmp_path, status, printed)
-    found = re.findall(r"^.{36} +[\d.]+ +([\d.]+)$", printed, re.M)
-    assert found == [*by_hand, "3.38", "3.16"]
-    assert found[0] == "85.10"
+    printed_errors = re.findall(r"^.{36} +[\d.]+ +([\d.]+)$", printed, re.M)
+    assert printed_errors == [*by_hand, "3.38", "3.16"]
+    assert printed_errors[0] == "85.10"
 
 
 @pytest.mark.slow
 def test_check_statement_refutes_a_false_statement(tmp_path, run):
     assert_shown("check_statement", tmp_path, *run("check_statement"))
     path = tmp_path / "statement.json"
-    said = path.read_text()
-    stddev = re.search(r'"stddev": ([\d.]+)', said)
-    path.write_text(said.replace(stddev[0], f'"stddev": {0.99 * float(stddev[1])}'))
+    statement_text = path.read_text()
+    stddev = re.search(r'"stddev": ([\d.]+)', statement_text)
+    path.write_text(statement_text.replace(stddev[0], f'"stddev": {0.99 * float(stddev[1])}'))
     status, printed = run("check_statement", "statement.json", "mechanism.npz")
     assert status == 1
     assert "TOO STRONG" in printed

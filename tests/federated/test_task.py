@@ -172,9 +172,11 @@ def test_a_client_of_nan_is_zeroed_and_does_not_stop_the_run(tmp_path):
         task = examples_of(task_of(PIXELS.astype(np.float32)), change, "0", "7")
         return train(tmp_path / name, task=task)
 
-    with pytest.warns(UserWarning, match=r"^round \d: .* client '[07]' .* hold NaN") as told:
+    with pytest.warns(
+        UserWarning, match=r"^round \d: .* client '[07]' .* hold NaN"
+    ) as caught_warnings:
         broken = trained("nan", lambda x, y: (np.full_like(x, np.nan), y))
-    assert sum("hold NaN" in str(warning.message) for warning in told) == 1
+    assert sum("hold NaN" in str(warning.message) for warning in caught_warnings) == 1
     empty = trained("empty", lambda x, y: (x[:0], y[:0]))
     np.testing.assert_equal(broken.weights, empty.weights)
     assert sum(row["zeroed"] for row in broken.metrics) > 1

@@ -22,9 +22,9 @@ def app(**numbers):
 
 def torch_app():
     """Returns the page's app.py with the client that trains a PyTorch model."""
-    client, *others = snippets("python")
+    client, *other_snippets = snippets("python")
     numpy_model = 'ArrayRecord({"weights": Array(np.zeros(10, np.float32))})'
-    text = app(folder="None").replace(client, others[-1])
+    text = app(folder="None").replace(client, other_snippets[-1])
     assert numpy_model in text
     text = text.replace(numpy_model, "ArrayRecord(build_model().state_dict())")
     return text.replace('result.arrays["weights"].numpy()', "result.arrays.keys()")

@@ -140,23 +140,23 @@ def test_killed_run_resumes_with_the_same_releases(point, tmp_path, watched):
             strategy.start(Grid(NODES), initial(), 4)
 
     assert in_a_child(work) is None
-    whole = wrapped(None, with_momentum())
+    whole_strategy = wrapped(None, with_momentum())
     expected = Grid(NODES)
-    whole.start(expected, initial(), 3)
+    whole_strategy.start(expected, initial(), 3)
     means = watched.means()
     watched.by_round.clear()
     strategy = wrapped(folder, with_momentum())
     grid = Grid(NODES, dict.fromkeys(NODES, other_pull))
     result = strategy.start(grid, initial(), 4)
-    done = 4 - len(grid.asked)
-    assert done in (2, 3)
-    seen = watched.means()
+    num_committed = 4 - len(grid.asked)
+    assert num_committed in (2, 3)
+    released_means = watched.means()
     # What the killed process released is what `open` has.
-    np.testing.assert_array_equal(seen[0], means[done - 1])
-    models = list(models_of([*means[:done], *seen[1:]]))
+    np.testing.assert_array_equal(released_means[0], means[num_committed - 1])
+    models = list(models_of([*means[:num_committed], *released_means[1:]]))
     np.testing.assert_allclose(flat(result.arrays), models[-1], atol=1e-5)
     sent = np.concatenate([a.ravel() for a in grid.sent[0].values()])
-    np.testing.assert_allclose(sent, models[done - 1], atol=1e-5)
+    np.testing.assert_allclose(sent, models[num_committed - 1], atol=1e-5)
 
 
 RECORDED = ("open", "fsync", "replace", "link", "unlink", "mkdir", "truncate", "write")
@@ -198,14 +198,14 @@ def test_run_resumes_from_every_prefix_of_its_writes(tmp_path, monkeypatch, watc
     rounds = []
     for prefix in prefixes:
         watched.by_round.clear()
-        again = wrapped(prefix, with_momentum())
+        resumed_strategy = wrapped(prefix, with_momentum())
         grid = Grid(NODES, dict.fromkeys(NODES, other_pull))
-        again.start(grid, initial(), 3)
-        again.server.close()
-        rounds.append(done := 3 - len(grid.asked))
+        resumed_strategy.start(grid, initial(), 3)
+        resumed_strategy.server.close()
+        rounds.append(num_committed := 3 - len(grid.asked))
         sent = np.concatenate([a.ravel() for a in grid.sent[0].values()])
-        np.testing.assert_allclose(sent, models[done], atol=1e-5)
-        for t in range(done - 1, done):
+        np.testing.assert_allclose(sent, models[num_committed], atol=1e-5)
+        for t in range(num_committed - 1, num_committed):
             assert t < 0 or watched.by_round[t] == {means[t].tobytes()}
     assert rounds == sorted(rounds)
     assert set(rounds) == {0, 1, 2}
@@ -274,8 +274,8 @@ def test_fixed_strategy_repeats_no_round(restart, tmp_path, watched, monkeypatch
             strategy = wrapped(folder, Failing())
     monkeypatch.setattr(Failing, "is_mended", True)
     result = strategy.start(Grid(NODES, dict.fromkeys(NODES, other_pull)), initial())
-    *_, last = models_of(watched.means())
-    np.testing.assert_allclose(flat(result.arrays), last, atol=1e-5)
+    *_, last_model = models_of(watched.means())
+    np.testing.assert_allclose(flat(result.arrays), last_model, atol=1e-5)
 
 
 def test_release_that_could_not_be_written_is_released_later(tmp_path, watched, monkeypatch):
@@ -294,8 +294,8 @@ def test_release_that_could_not_be_written_is_released_later(tmp_path, watched, 
                 strategy.start(grid, initial(), 3)
     result = strategy.start(grid, initial(), 3)
     assert [len(nodes) for nodes in grid.asked] == [COHORT] * 3
-    *_, last = models_of(watched.means())
-    np.testing.assert_allclose(flat(result.arrays), last, atol=1e-5)
+    *_, last_model = models_of(watched.means())
+    np.testing.assert_allclose(flat(result.arrays), last_model, atol=1e-5)
 
 
 def interrupted_at(number, call):
@@ -341,8 +341,8 @@ def test_interrupted_run_resumes_in_the_same_process(watched):
         if strategy._server is not None and strategy.server._is_torn:  # which it says, and ends
             continue
         result = run(strategy)
-        *_, last = models_of(watched.means())
-        np.testing.assert_allclose(flat(result.arrays), last, atol=1e-5, err_msg=str(number))
+        *_, last_model = models_of(watched.means())
+        np.testing.assert_allclose(flat(result.arrays), last_model, atol=1e-5, err_msg=str(number))
         assert strategy.server.round == 3, number
 
 
@@ -361,9 +361,9 @@ def test_interrupt_between_updates_asks_the_other_clients_again(monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         strategy.start(grid, initial(), 2)
     strategy.start(grid, initial(), 2)
-    first, remaining_nodes, second = grid.asked
-    assert remaining_nodes == first[3:]
-    assert not set(second) & set(first)
+    first_nodes, remaining_nodes, second_nodes = grid.asked
+    assert remaining_nodes == first_nodes[3:]
+    assert not set(second_nodes) & set(first_nodes)
     # The third had come to the server when the interrupt came: it may count, and is not asked.
     assert strategy.server.ledger.cohort(0).tolist() == [0, 1, 2]
 
@@ -451,8 +451,8 @@ class TestFiles:
         self.check_refused(folder, "its releases were not committed by this strategy")
 
     def test_second_process_on_a_folder_is_refused(self, folder):
-        first = wrapped(folder, with_momentum())
-        first.start(Grid(NODES), initial(), 3)
+        first_strategy = wrapped(folder, with_momentum())
+        first_strategy.start(Grid(NODES), initial(), 3)
 
         def work(pipe):
             try:
@@ -461,17 +461,17 @@ class TestFiles:
                 os.write(pipe, str(error).encode())
 
         assert b"is in use by another server" in in_a_child(work)
-        assert first.start(Grid(NODES), initial()).arrays
+        assert first_strategy.start(Grid(NODES), initial()).arrays
 
     def test_moved_folder_stops_its_run(self, folder, tmp_path):
         """Another run in its place is not changed."""
-        first = wrapped(folder, with_momentum())
-        first.start(Grid(NODES), initial(), 3)
+        first_strategy = wrapped(folder, with_momentum())
+        first_strategy.start(Grid(NODES), initial(), 3)
         folder.rename(tmp_path / "aside")
         self.begun(folder, 3, seed=9)
         content = self.newest(folder, 3).read_bytes()
         with refusal("was moved, replaced, closed or resumed elsewhere"):
-            first.start(Grid(NODES), initial())
+            first_strategy.start(Grid(NODES), initial())
         assert self.newest(folder, 3).read_bytes() == content
         self.begun(folder, 4, seed=9)
 
@@ -531,7 +531,9 @@ def test_calls_of_a_strategy_count_once_after_interrupts(name, restart, tmp_path
             strategy = wrapped(folder, Counting())
             strategy._wrapped.is_tried = True
     strategy.start(Grid(NODES), initial(), 3)
-    assert strategy.strategy.calls == tuple((each, t) for t in (1, 2, 3) for each in STEPS)
+    assert strategy.strategy.calls == tuple(
+        (step_name, t) for t in (1, 2, 3) for step_name in STEPS
+    )
 
 
 class Unkeepable:

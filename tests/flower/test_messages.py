@@ -54,8 +54,8 @@ def test_messages_have_the_type_and_time_to_live_of_the_strategy():
     grid = Looking(NODES)
     strategy = wrapped(strategy=Sending(of_type("train.lora", 77.0)))
     strategy.start(grid, initial(), 1)
-    last = [(m.metadata.message_type, m.metadata.ttl) for m in grid.messages]
-    assert set(last) == {("train.lora", 77.0)}
+    message_metadata = [(m.metadata.message_type, m.metadata.ttl) for m in grid.messages]
+    assert set(message_metadata) == {("train.lora", 77.0)}
     assert strategy.server.ledger.cohort(0).tolist() == [0, 1, 2, 3]
 
 
@@ -116,10 +116,10 @@ class TestArraysThatSomebodyChanges:
             result = strategy.start(grid, initial(), rounds, evaluate_fn=evaluate_fn)
             models = [flat(result.arrays)]
             after(result)
-        plain = Grid(NODES)
-        expected = flat(wrapped().start(plain, initial(), 3).arrays)
+        plain_grid = Grid(NODES)
+        expected = flat(wrapped().start(plain_grid, initial(), 3).arrays)
         np.testing.assert_array_equal(models[-1], expected)
-        for sent, plain_message in zip(grid.sent, plain.sent, strict=True):
+        for sent, plain_message in zip(grid.sent, plain_grid.sent, strict=True):
             np.testing.assert_array_equal(sent["weights"], plain_message["weights"])
 
     def test_arrays_changed_by_evaluate_fn_do_not_change_the_model(self):

@@ -66,22 +66,22 @@ def check_run(folder, text, nodes, monkeypatch, *, rounds, apart):
     """
     with fedmf.Server.open(folder) as server:
         cohorts = [server.ledger.cohort(t).tolist() for t in range(server.round)]
-        [last] = server.last_release
+        [last_array] = server.last_release
         assert server.audit().epsilon <= server.plan.epsilon * (1 + 1e-9)
     assert len(cohorts) == rounds
     for client in range(nodes):
         came = [t for t, cohort in enumerate(cohorts) if client in cohort]
-        assert all(later - t >= apart for t, later in itertools.pairwise(came))
-    whole = folder.parent / "whole"
-    whole.mkdir()
-    monkeypatch.chdir(whole)
+        assert all(next_round - t >= apart for t, next_round in itertools.pairwise(came))
+    whole_folder = folder.parent / "whole"
+    whole_folder.mkdir()
+    monkeypatch.chdir(whole_folder)
     grid = on_made_up_grid(text, nodes)
     assert grid.asked == [sorted(cohort) for cohort in cohorts]
     path = pathlib.Path(re.search(r'folder="(.*)"', text)[1])
     assert path.resolve() != folder.resolve()
     with fedmf.Server.open(path) as server:
         # Replies come in any order, of which the last bits of a sum depend.
-        np.testing.assert_allclose(last, server.last_release[0], rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(last_array, server.last_release[0], rtol=1e-5, atol=1e-6)
 
 
 def test_simulation_resumes_a_killed_run(tmp_path, programs, monkeypatch):

@@ -81,27 +81,29 @@ def run_until(point, strategy, grid):
     ],
 )
 def test_resumed_run_ends_bitwise_identically(name, point, tmp_path):
-    whole = Grid(NODES)
-    uninterrupted = wrapped(strategy=STRATEGIES[name]()).start(whole, initial())
+    whole_grid = Grid(NODES)
+    uninterrupted = wrapped(strategy=STRATEGIES[name]()).start(whole_grid, initial())
     grid = Grid(NODES)
     folder = tmp_path / "server"
     run_until(point, wrapped(folder, STRATEGIES[name]()), grid)
-    again = wrapped(folder, STRATEGIES[name]())
-    result = again.start(grid, record({n: np.zeros(s, np.float32) for n, s in MODEL.items()}))
+    resumed_strategy = wrapped(folder, STRATEGIES[name]())
+    result = resumed_strategy.start(
+        grid, record({n: np.zeros(s, np.float32) for n, s in MODEL.items()})
+    )
     done_twice = [grid.asked[2]] if point == "replied" else []
-    assert grid.asked == [*whole.asked[:3], *done_twice, *whole.asked[3:]]
+    assert grid.asked == [*whole_grid.asked[:3], *done_twice, *whole_grid.asked[3:]]
     np.testing.assert_array_equal(flat(result.arrays), flat(uninterrupted.arrays))
-    assert again.server.round == ROUNDS
+    assert resumed_strategy.server.round == ROUNDS
 
 
 def test_finished_run_returns_its_model_again(tmp_path):
     strategy = wrapped(tmp_path / "server")
-    done = strategy.start(Grid(NODES), initial())
+    first_result = strategy.start(Grid(NODES), initial())
     strategy.server.close()
     grid = Grid(NODES)
-    again = wrapped(tmp_path / "server").start(grid, initial())
+    second_result = wrapped(tmp_path / "server").start(grid, initial())
     assert grid.asked == []
-    np.testing.assert_array_equal(flat(again.arrays), flat(done.arrays))
+    np.testing.assert_array_equal(flat(second_result.arrays), flat(first_result.arrays))
 
 
 def test_run_without_a_release_begins_again(tmp_path):
@@ -175,7 +177,7 @@ def test_order_of_array_names_changes_nothing(rounds, tmp_path):
     """The strategy and the initial model have another order, also at a restart: before the first
     round and later.
     """
-    whole = wrapped().start(Grid(NODES), initial())
+    whole_result = wrapped().start(Grid(NODES), initial())
     reversed_arrays = ArrayRecord(backwards(initial()))
     strategy = wrapped(tmp_path / "server", Odd(backwards))
     if rounds:
@@ -186,7 +188,7 @@ def test_order_of_array_names_changes_nothing(rounds, tmp_path):
     strategy = wrapped(tmp_path / "server", Odd(backwards))
     result = strategy.start(Grid(NODES), reversed_arrays)
     assert list(result.arrays) == list(MODEL)
-    np.testing.assert_array_equal(flat(result.arrays), flat(whole.arrays))
+    np.testing.assert_array_equal(flat(result.arrays), flat(whole_result.arrays))
 
 
 def test_resume_waits_for_a_node_that_took_part(tmp_path):
@@ -221,9 +223,9 @@ def test_relative_folder_stays_when_the_working_folder_changes(tmp_path, monkeyp
     strategy.start(Grid(NODES), initial(), 3, evaluate_fn=leave)
     strategy.server.close()
     assert not list((tmp_path / "elsewhere").iterdir())
-    again = wrapped(tmp_path / "server")
-    again.start(Grid(NODES), initial(), 4)
-    assert again.server.round == 4
+    resumed_strategy = wrapped(tmp_path / "server")
+    resumed_strategy.start(Grid(NODES), initial(), 4)
+    assert resumed_strategy.server.round == 4
 
 
 class Paused(FedAvgM):
@@ -307,9 +309,9 @@ class TestPopulation:
         assert 104 in came
         assert 999 not in came
 
-    @pytest.mark.parametrize("told", [15, -1, True, 0.5, "3"])
-    def test_node_with_an_invalid_partition_does_not_take_part(self, told):
-        grid = Grid(NODES, partition_of=lambda node: told if node == 104 else node - 101)
+    @pytest.mark.parametrize("partition_id", [15, -1, True, 0.5, "3"])
+    def test_node_with_an_invalid_partition_does_not_take_part(self, partition_id):
+        grid = Grid(NODES, partition_of=lambda node: partition_id if node == 104 else node - 101)
         wrapped(population=15).start(grid, initial())
         assert 104 not in {node for nodes in grid.asked for node in nodes}
 

@@ -265,17 +265,17 @@ def test_invalid_strategies_and_settings_are_refused():
 
 
 def test_extra_records_of_the_strategy_reach_the_nodes():
-    seen = []
+    received_records = []
 
     def look(message):
         [config] = message.content.config_records.values()
-        seen.append((config["server-round"], config["proximal-mu"]))
+        received_records.append((config["server-round"], config["proximal-mu"]))
         return honest(message)
 
     grid = Grid(NODES, dict.fromkeys(NODES, look))
     strategy = FedProx(fraction_evaluate=0.0, proximal_mu=0.25)
     wrapped(strategy=strategy).start(grid, initial(), 2)
-    assert seen == [(1, 0.25)] * COHORT + [(2, 0.25)] * COHORT
+    assert received_records == [(1, 0.25)] * COHORT + [(2, 0.25)] * COHORT
 
 
 def test_log_has_epsilon_and_dropped_replies_once(caplog):
@@ -291,31 +291,31 @@ def test_log_has_epsilon_and_dropped_replies_once(caplog):
     with caplog.at_level(logging.INFO, "flwr"):
         result = strategy.start(grid, initial())
     assert result.train_metrics_clientapp == {}
-    assert [dict(said) for said in result.evaluate_metrics_clientapp.values()] == [
-        {"loss": pytest.approx(1.0)}
-    ] * ROUNDS
+    assert [
+        dict(round_metrics) for round_metrics in result.evaluate_metrics_clientapp.values()
+    ] == [{"loss": pytest.approx(1.0)}] * ROUNDS
     once = [line for line in caplog.messages if "exact functions of" in line]
     assert len(once) == 2
-    whole = f"epsilon {strategy.plan.epsilon:.4g} in all {ROUNDS} rounds, delta 1e-05"
+    expected_text = f"epsilon {strategy.plan.epsilon:.4g} in all {ROUNDS} rounds, delta 1e-05"
     rounds = [line for line in caplog.messages if re.match("fedmf: round .* updates", line)]
     assert len(rounds) == ROUNDS
-    assert all(line.endswith(whole) for line in rounds)
-    first = stopped_after(strategy.plan, 2).epsilon
-    assert first < strategy.plan.epsilon
-    assert f"epsilon {first:.4g} after 2 rounds" in rounds[1]
+    assert all(line.endswith(expected_text) for line in rounds)
+    first_epsilon = stopped_after(strategy.plan, 2).epsilon
+    assert first_epsilon < strategy.plan.epsilon
+    assert f"epsilon {first_epsilon:.4g} after 2 rounds" in rounds[1]
     assert "after 6 rounds" not in rounds[-1]
     assert any("Noise multiplier 0.7" in line for line in caplog.messages)
 
 
 def test_second_start_resumes_and_numbers_rounds_over_the_run():
-    seen = []
+    round_numbers = []
     grid = Grid(NODES)
     strategy = wrapped()
     strategy.start(grid, initial(), 2)
     result = strategy.start(
-        grid, initial(), 4, evaluate_fn=lambda number, arrays: seen.append(number)
+        grid, initial(), 4, evaluate_fn=lambda number, arrays: round_numbers.append(number)
     )
-    assert seen == [2, 3, 4]
+    assert round_numbers == [2, 3, 4]
     assert_arrays(result.arrays, expected(plan(), grid.asked)[-1])
 
 

@@ -317,12 +317,12 @@ def test_restarted_run_ends_bitwise_identically(name, tmp_path):
     """The trial before the first round leaves no change either."""
     untried = wrapped(strategy=SHARED[name]())
     untried._wrapped.is_tried = True
-    whole = untried.start(Grid(NODES), initial())
+    whole_result = untried.start(Grid(NODES), initial())
     for rounds in (2, 3, None):
         strategy = wrapped(tmp_path / "server", SHARED[name]())
         result = strategy.start(Grid(NODES), initial(), rounds)
         strategy.server.close()
-    np.testing.assert_array_equal(flat(result.arrays), flat(whole.arrays))
+    np.testing.assert_array_equal(flat(result.arrays), flat(whole_result.arrays))
 
 
 def test_state_within_a_wrapped_wrapper_is_restored(tmp_path):
@@ -332,12 +332,12 @@ def test_state_within_a_wrapped_wrapper_is_restored(tmp_path):
         inner = FedAvgM(fraction_evaluate=0.0, server_momentum=0.9)
         return DifferentialPrivacyServerSideFixedClipping(inner, 0.0, 1e6, num_sampled_clients=1)
 
-    whole = wrapped(strategy=around()).start(Grid(NODES), initial())
+    whole_result = wrapped(strategy=around()).start(Grid(NODES), initial())
     for rounds in (3, None):
         strategy = wrapped(tmp_path / "server", around())
         result = strategy.start(Grid(NODES), initial(), rounds)
         strategy.server.close()
-    np.testing.assert_array_equal(flat(result.arrays), flat(whole.arrays))
+    np.testing.assert_array_equal(flat(result.arrays), flat(whole_result.arrays))
 
 
 class Counting(FedAvg):
@@ -372,10 +372,12 @@ def test_unchanged_attributes_are_those_of_the_restarted_program(tmp_path):
     strategy = wrapped(tmp_path / "server", FedAvgM(server_momentum=0.9, fraction_evaluate=0.0))
     strategy.start(Grid(NODES), initial(), 2)
     strategy.server.close()
-    again = FedAvgM(server_momentum=0.9, server_learning_rate=0.25, fraction_evaluate=0.0)
-    wrapped(tmp_path / "server", again).start(Grid(NODES), initial(), 3)
-    assert again.server_learning_rate == 0.25
-    assert again.momentum_vector is not None
+    restarted_strategy = FedAvgM(
+        server_momentum=0.9, server_learning_rate=0.25, fraction_evaluate=0.0
+    )
+    wrapped(tmp_path / "server", restarted_strategy).start(Grid(NODES), initial(), 3)
+    assert restarted_strategy.server_learning_rate == 0.25
+    assert restarted_strategy.momentum_vector is not None
 
 
 class Buffer:
@@ -441,9 +443,9 @@ def test_detected_change_of_unreadable_state_is_refused(name, tmp_path):
     assert strategy.server.round == 0
     untried = wrapped(None, Moving(push, v=value()))
     untried._wrapped.is_tried = True
-    whole = untried.start(Grid(NODES), initial())
+    whole_result = untried.start(Grid(NODES), initial())
     result = wrapped(None, Moving(push, v=value())).start(Grid(NODES), initial())
-    np.testing.assert_array_equal(flat(result.arrays), flat(whole.arrays))
+    np.testing.assert_array_equal(flat(result.arrays), flat(whole_result.arrays))
 
 
 def test_change_by_messages_that_no_file_holds_is_refused(tmp_path):
@@ -514,11 +516,11 @@ def stored(state):
 
 def again(change):
     """Returns a strategy that got the state of a changed one from a file, and its state."""
-    first, second = (FedAvg(fraction_evaluate=0.0) for _ in range(2))
-    states = StrategyState(first), StrategyState(second)
-    change(first)
+    changed_strategy, restored_strategy = (FedAvg(fraction_evaluate=0.0) for _ in range(2))
+    states = StrategyState(changed_strategy), StrategyState(restored_strategy)
+    change(changed_strategy)
     states[1].restore(stored(states[0].changes().state))
-    return second, states[1]
+    return restored_strategy, states[1]
 
 
 @pytest.mark.parametrize("value", VALUES, ids=lambda value: type(value).__name__)

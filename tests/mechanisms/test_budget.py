@@ -102,9 +102,9 @@ class TestSpecialCases:
             ToeplitzMechanism(rounds=7, coefficients=0.9 ** np.arange(7)), single(7)
         )
 
-    @pytest.mark.parametrize("most", [1, 2, 4])
-    def test_equal_costs_allow_a_limited_number_of_participations(self, most):
-        any_rounds = separated(8, 1, most)
+    @pytest.mark.parametrize("max_participations", [1, 2, 4])
+    def test_equal_costs_allow_a_limited_number_of_participations(self, max_participations):
+        any_rounds = separated(8, 1, max_participations)
         self.check_same_rounds(IdentityMechanism(rounds=8), any_rounds)
 
     @pytest.mark.parametrize(("b", "k"), [(2, 3), (3, 2), (4, 2)])

@@ -19,10 +19,10 @@ ROUNDS = 300
 def join_blocks(blocks, num_rows):
     """Joins blocks of columns into a matrix; entries that no block has are NaN."""
     blocks = dict(blocks)
-    width = max(first + block.shape[1] for first, block in blocks.items())
+    width = max(first_column + block.shape[1] for first_column, block in blocks.items())
     matrix = np.full((num_rows, width), np.nan)
-    for first, block in blocks.items():
-        matrix[:, first : first + block.shape[1]] = block
+    for first_column, block in blocks.items():
+        matrix[:, first_column : first_column + block.shape[1]] = block
     return matrix
 
 

@@ -20,13 +20,13 @@ RECTANGULAR = [
 ]
 
 
-@pytest.mark.parametrize("part", RECTANGULAR, ids=["tree", "completed tree", "fft"])
-def test_optimal_decoder_is_the_pseudoinverse_of_the_whole(part):
-    mechanism = stamp(part, 3, decoder="optimal")
+@pytest.mark.parametrize("stamped_part", RECTANGULAR, ids=["tree", "completed tree", "fft"])
+def test_optimal_decoder_is_the_pseudoinverse_of_the_whole(stamped_part):
+    mechanism = stamp(stamped_part, 3, decoder="optimal")
     assert_allclose(mechanism.noising(), np.linalg.pinv(mechanism.encoder()), atol=1e-10)
     participation = epochs(15, 5)
     for workload in (fedmf.prefix_sum(15), fedmf.momentum_sgd(15)):
-        restarted_mechanism = stamp(part, 3, decoder="restarted")
+        restarted_mechanism = stamp(stamped_part, 3, decoder="restarted")
         assert fedmf.loss(mechanism, workload, participation) < fedmf.loss(
             restarted_mechanism, workload, participation
         )

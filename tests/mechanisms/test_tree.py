@@ -21,9 +21,9 @@ from tests.refusals import refusal
 @pytest.mark.parametrize("rounds", [1, 2, 7, 16, 19])
 def test_nodes_are_the_dyadic_intervals_of_rounds(rounds):
     expected = {
-        tuple(range(first, first + size))
+        tuple(range(first_round, first_round + size))
         for size in (1, 2, 4, 8, 16)
-        for first in range(0, rounds - size + 1, size)
+        for first_round in range(0, rounds - size + 1, size)
     }
     rows = [tuple(np.flatnonzero(row)) for row in TreeMechanism(rounds=rounds).encoder()]
     assert len(rows) == len(expected)
@@ -38,10 +38,10 @@ def test_online_decoder_is_the_best_that_waits_for_nodes(rounds):
     mechanism = TreeMechanism(rounds=rounds, decoder="online")
     C = mechanism.encoder()
     S = np.tri(rounds)
-    last = np.array([np.flatnonzero(row)[-1] for row in C])
+    last_rounds = np.array([np.flatnonzero(row)[-1] for row in C])
     B = np.zeros((rounds, len(C)))
     for t in range(rounds):
-        B[t, last <= t] = S[t] @ np.linalg.pinv(C[last <= t])
+        B[t, last_rounds <= t] = S[t] @ np.linalg.pinv(C[last_rounds <= t])
     assert_allclose(S @ mechanism.noising(), B, atol=1e-12)
 
 

@@ -46,9 +46,9 @@ def test_the_check_uses_the_block_form(form):
     stream = two_band_stream(form, 0.9)
     blocks = block_form(stream, bounds=equal_blocks(ROUNDS, 8))
     check_float32(stream, blocks)
-    wrong = dataclasses.replace(blocks, matrix=lambda b: 1.002 * blocks.matrix(b))
+    wrong_blocks = dataclasses.replace(blocks, matrix=lambda b: 1.002 * blocks.matrix(b))
     with refusal("too ill-conditioned for float32"):
-        check_float32(stream, wrong)
+        check_float32(stream, wrong_blocks)
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -33,7 +33,10 @@ def brute_force(rounds, cohort_size):
             rounds_by_client.setdefault(client, []).append(t)
     gaps = []
     for client_rounds in rounds_by_client.values():
-        gaps.extend(later - earlier for earlier, later in itertools.pairwise(client_rounds))
+        gaps.extend(
+            next_round - previous_round
+            for previous_round, next_round in itertools.pairwise(client_rounds)
+        )
     counts = [len(client_rounds) for client_rounds in rounds_by_client.values()]
     spans = [client_rounds[-1] - client_rounds[0] for client_rounds in rounds_by_client.values()]
     return {
@@ -160,12 +163,12 @@ class TestSelectedAndCohort:
 
     @pytest.mark.parametrize(("rounds", "noncompliant"), [(0, []), (2, [2]), (9, [2, 6])])
     def test_first_returns_the_first_rounds(self, rounds, noncompliant):
-        whole = self.ledger()
-        first = whole.first(rounds)
-        assert len(first) == min(rounds, 3)
-        for t in range(len(first)):
-            assert first.selected(t).tolist() == whole.selected(t).tolist()
-        assert first.noncompliant().tolist() == noncompliant
+        whole_ledger = self.ledger()
+        first_rounds = whole_ledger.first(rounds)
+        assert len(first_rounds) == min(rounds, 3)
+        for t in range(len(first_rounds)):
+            assert first_rounds.selected(t).tolist() == whole_ledger.selected(t).tolist()
+        assert first_rounds.noncompliant().tolist() == noncompliant
 
     def test_a_varying_cohort_is_short_if_a_selected_client_is_missing(self):
         ledger = ledger_of([[1], []], None)

@@ -112,7 +112,10 @@ def test_epsilon_falls_to_zero_with_much_noise(q, k, delta):
     noises = [10.0**i for i in range(2, 10)] + [1e30, 1e300]
     epsilons = [sampled_gaussian_epsilon(z, delta, probability=q, compositions=k) for z in noises]
     assert time.process_time() - began < 20  # 1 on an idle machine
-    assert all(second <= first * (1 + 1e-3) for first, second in itertools.pairwise(epsilons))
+    assert all(
+        next_epsilon <= previous_epsilon * (1 + 1e-3)
+        for previous_epsilon, next_epsilon in itertools.pairwise(epsilons)
+    )
     assert epsilons[-1] == 0
     # With so much noise a release is nearly Gaussian, with mean q and the same deviation.
     for z, epsilon in zip(noises, epsilons, strict=True):

@@ -370,5 +370,5 @@ def test_lines_are_rounded_to_the_attackers_side(epsilon, delta):
 def test_little_noise_on_most_clients_has_a_risk():
     """The accountant refuses some fine grids there; the coarser ones hold."""
     scheme = fedmf.CyclicPoisson(population=100, cohort_size=99)
-    made = plan(None, IdentityMechanism(rounds=1), sampling=scheme, noise_multiplier=0.0625)
-    assert 0.98 < attack_risk(made).advantage <= 1
+    noisy_plan = plan(None, IdentityMechanism(rounds=1), sampling=scheme, noise_multiplier=0.0625)
+    assert 0.98 < attack_risk(noisy_plan).advantage <= 1

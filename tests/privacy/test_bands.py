@@ -111,30 +111,34 @@ def test_random_allocation_costs_less_noise_than_poisson_sampling(few):
     choice = choose_bands(
         fedmf.prefix_sum(64), **ASK, bands=[3, 4, 16], sampling="random-allocation"
     )
-    *amplified, plain = choice.rows
+    *amplified, unamplified_row = choice.rows
     for row in amplified:
         assert (row.amplified, row.probability, row.compositions) == (True, 1 / 4, 4)
         noise = row.per_query_noise_multiplier
         assert 1.998 < random_allocation_epsilon(noise, 1e-6, positions=4, epochs=4) <= 2.0
     assert amplified[-1].rmse < few.rows[0].rmse
-    assert plain.rmse == few.rows[1].rmse
+    assert unamplified_row.rmse == few.rows[1].rmse
 
 
 @pytest.mark.slow
 def test_the_search_finds_the_best_of_all(choice):
-    every = choose_bands(fedmf.prefix_sum(64), **ASK, bands=range(1, 17))
-    assert choice.best.rmse <= 1.002 * every.best.rmse
+    full_choice = choose_bands(fedmf.prefix_sum(64), **ASK, bands=range(1, 17))
+    assert choice.best.rmse <= 1.002 * full_choice.best.rmse
     assert len(choice.rows) < 16
     for row in choice.rows:
-        assert row.rmse == pytest.approx(every.rows[row.bands - 1].rmse, rel=1e-9)
+        assert row.rmse == pytest.approx(full_choice.rows[row.bands - 1].rmse, rel=1e-9)
 
 
 def test_less_than_an_epoch_is_amplified_with_any_bands():
-    few = choose_bands(
+    short_choice = choose_bands(
         fedmf.prefix_sum(8), population=3200, cohort_size=20, epsilon=1.0, delta=1e-6, bands=[8]
     )
-    assert (few.best.amplified, few.best.probability, few.best.compositions) == (True, 0.05, 1)
-    assert few.participation.max_participations == 1
+    assert (
+        short_choice.best.amplified,
+        short_choice.best.probability,
+        short_choice.best.compositions,
+    ) == (True, 0.05, 1)
+    assert short_choice.participation.max_participations == 1
 
 
 @pytest.mark.slow
@@ -150,10 +154,10 @@ def test_a_search_without_room_for_its_largest_fit_is_refused_at_once(candidates
 
 def test_plan_bands_prints_the_rows_of_choose_bands(tmp_path):
     sizes = "plan bands --rounds 16 --population 80 --cohort-size 10 --epsilon 4"
-    found = printed_by(f"{sizes} --out {tmp_path}/curve.png --dense")
-    ask = {"population": 80, "cohort_size": 10, "epsilon": 4.0, "delta": 1e-6}
-    rows = choose_bands(fedmf.prefix_sum(16), **ask).rows
-    assert found["rows"][:-1] == list(map(dataclasses.asdict, rows))
-    assert found["rows"][-1]["family"] == "dense"
+    printed_values = printed_by(f"{sizes} --out {tmp_path}/curve.png --dense")
+    bands_arguments = {"population": 80, "cohort_size": 10, "epsilon": 4.0, "delta": 1e-6}
+    rows = choose_bands(fedmf.prefix_sum(16), **bands_arguments).rows
+    assert printed_values["rows"][:-1] == list(map(dataclasses.asdict, rows))
+    assert printed_values["rows"][-1]["family"] == "dense"
     assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
     assert "2 participations 8 rounds apart" in command(f"{sizes} --bands 1,8").stdout

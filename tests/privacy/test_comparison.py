@@ -132,13 +132,13 @@ def test_the_command_says_what_check_ins_allow(tmp_path):
     ],
 )
 def test_check_ins_give_the_largest_separation_of_full_cohorts(text, min_sep, days):
-    found = check_ins(text, rounds=2000, population=3_000_000, cohort_size=6500)
-    assert found["min_sep"] == min_sep
-    assert found.get("days") == (None if days is None else pytest.approx(days))
+    frequency = check_ins(text, rounds=2000, population=3_000_000, cohort_size=6500)
+    assert frequency["min_sep"] == min_sep
+    assert frequency.get("days") == (None if days is None else pytest.approx(days))
     # Devices that check in so often can give full cohorts with that rest, and not with more.
-    wait = found["rounds_between_check_ins"]
-    rest = math.ceil(min_sep / wait - 1e-9) * wait
-    assert 3_000_000 / rest >= 6500 * (1 - 1e-9)
+    check_in_rounds = frequency["rounds_between_check_ins"]
+    ineligible_rounds = math.ceil(min_sep / check_in_rounds - 1e-9) * check_in_rounds
+    assert 3_000_000 / ineligible_rounds >= 6500 * (1 - 1e-9)
 
 
 @pytest.mark.parametrize("text", ["often", "every:0days", "6499", "3000001"])
@@ -164,8 +164,8 @@ def test_a_scheme_takes_the_bands_of_least_error_or_is_refused():
 
 def test_metrics_that_share_the_budget_are_paid_for():
     settings = {"rounds": 8, "min_sep": 4, "cohort_size": 10}
-    plain, shared = (
+    plain_row, shared_row = (
         compared(["identity"], (4.0,), private_metrics=share, **settings)[0] for share in (0.0, 0.5)
     )
-    assert shared.noise_multiplier == plain.noise_multiplier
-    assert shared.effective_rmse == pytest.approx(math.sqrt(2) * plain.effective_rmse)
+    assert shared_row.noise_multiplier == plain_row.noise_multiplier
+    assert shared_row.effective_rmse == pytest.approx(math.sqrt(2) * plain_row.effective_rmse)

@@ -61,13 +61,16 @@ def test_epsilon_falls_with_the_noise_to_zero():
     noises = [2.0**i for i in range(-2, 40)]
     epsilons = [fixed_size_epsilon(z, 1e-6, probability=0.01, compositions=100) for z in noises]
     positive = [epsilon for epsilon in epsilons if epsilon]
-    assert all(second < first for first, second in itertools.pairwise(positive))
+    assert all(
+        next_epsilon < previous_epsilon
+        for previous_epsilon, next_epsilon in itertools.pairwise(positive)
+    )
     assert epsilons[: len(positive)] == positive  # All later ones are 0.
     # Twice the noise about halves a small epsilon, until it is near delta.
     assert positive[-1] < 1e-5
-    for first, second in itertools.pairwise(epsilons):
-        if 1e-4 < first < 0.1:
-            assert 0.4 < second / first < 0.55
+    for previous_epsilon, next_epsilon in itertools.pairwise(epsilons):
+        if 1e-4 < previous_epsilon < 0.1:
+            assert 0.4 < next_epsilon / previous_epsilon < 0.55
 
 
 @pytest.mark.parametrize(("target", "delta"), [(1e-2, 1e-6), (1e-4, 1e-12)])

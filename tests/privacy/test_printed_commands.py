@@ -178,15 +178,17 @@ def test_a_command_for_an_odd_folder_works_when_it_is_pasted(tmp_path):
     assert "participation.jsonl" in command
     words = "from fedmf.cli import main; main()"
     script = f"fedmf() {{ {shell_word(sys.executable)} -c '{words}' \"$@\"; }}\n{command} --json\n"
-    done = subprocess.run(["bash"], input=script.encode(), cwd=tmp_path, capture_output=True)
-    assert done.returncode == 0, done.stderr
-    assert b'"epsilon_achieved"' in done.stdout
+    finished_process = subprocess.run(
+        ["bash"], input=script.encode(), cwd=tmp_path, capture_output=True
+    )
+    assert finished_process.returncode == 0, finished_process.stderr
+    assert b'"epsilon_achieved"' in finished_process.stdout
 
 
 def test_a_word_of_a_shell_stays_one_line_whatever_it_holds():
     text = "".join(map(chr, range(1, 256))) + "\u2028\udcff"
     assert shell_word(text).isprintable()
-    done = subprocess.run(
+    finished_process = subprocess.run(
         ["bash"], input=f"printf %s {shell_word(text)}".encode(), capture_output=True, check=True
     )
-    assert done.stdout == os.fsencode(text)
+    assert finished_process.stdout == os.fsencode(text)

@@ -146,9 +146,9 @@ def test_the_digest_is_of_the_matrices_of_the_mechanism():
     # Only the digest distinguishes two mechanisms of the same family. A certificate is not part of
     # the mechanism.
     C = np.tril(np.ones((3, 3)))
-    first = mechanism_digest(DenseMechanism(matrix=C))
+    first_digest = mechanism_digest(DenseMechanism(matrix=C))
     C[2, 0] = np.nextafter(1.0, 2.0)
-    assert first != mechanism_digest(DenseMechanism(matrix=C))
+    assert first_digest != mechanism_digest(DenseMechanism(matrix=C))
 
 
 class TestSampled:

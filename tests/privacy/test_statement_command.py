@@ -138,12 +138,12 @@ def test_a_log_with_groups_is_audited_by_the_printed_command(folder):
     )
     calibrate = calibrate_command(stated_plan).replace("calibrate", "audit log log.csv")
     fedmf(calibrate, "first.json")
-    first = json.loads((folder / "first.json").read_text())
-    assert first["guarantee"]["epsilon"] == stated_plan.epsilon
-    (command,) = first["commands"]
+    first_values = json.loads((folder / "first.json").read_text())
+    assert first_values["guarantee"]["epsilon"] == stated_plan.epsilon
+    (command,) = first_values["commands"]
     fedmf(command.replace("first.json", "again.json"))
-    again = json.loads((folder / "again.json").read_text())
-    assert again | {"commands": 0} == first | {"commands": 0}
+    repeated_values = json.loads((folder / "again.json").read_text())
+    assert repeated_values | {"commands": 0} == first_values | {"commands": 0}
 
 
 def test_the_table_has_the_cohorts_of_a_simulation(folder):
@@ -178,7 +178,7 @@ def test_options_that_do_not_fit_are_refused_in_one_sentence(folder, options, wo
 def test_the_command_names_the_file_and_the_accounting(folder):
     stated_plan = plan()
     stated_plan.mechanism.save(folder / "b 1.npz")
-    first = fedmf(calibrate_command(stated_plan, "b 1.npz", rdp=True)).stdout
-    (line,) = [line for line in first.splitlines() if line.startswith("    fedmf calibrate")]
+    printed_text = fedmf(calibrate_command(stated_plan, "b 1.npz", rdp=True)).stdout
+    (line,) = [line for line in printed_text.splitlines() if line.startswith("    fedmf calibrate")]
     assert line.strip() == calibrate_command(stated_plan, "b 1.npz", rdp=True)
-    assert "Renyi" in first
+    assert "Renyi" in printed_text

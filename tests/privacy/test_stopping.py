@@ -50,38 +50,38 @@ BLT = BLTMechanism(rounds=9, decays=[0.9, 0.5], inverse_decays=[0.7, 0.2])
 def test_the_noise_of_the_first_rounds_is_that_of_the_leading_block(mechanism, rounds):
     # Besides N being the block, these rounds contain no later draw.
     N = mechanism.noising()
-    first = leading_block(mechanism, rounds)
-    assert_allclose(first.noising(), N[:rounds, :rounds], atol=1e-12)
+    first_block = leading_block(mechanism, rounds)
+    assert_allclose(first_block.noising(), N[:rounds, :rounds], atol=1e-12)
     assert not N[:rounds, rounds:].any()
-    assert_allclose(first.encoder(), mechanism.encoder()[:rounds, :rounds], atol=1e-12)
+    assert_allclose(first_block.encoder(), mechanism.encoder()[:rounds, :rounds], atol=1e-12)
 
 
 @given(participations(max_rounds=7), st.integers(0, 2**32 - 1), st.integers(1, 7))
 @settings(max_examples=40)
 def test_contributions_to_the_first_rounds_are_within_the_sensitivity(participation, seed, rounds):
     n = participation.rounds
-    whole = plan(participation, both_signs(n, seed))
-    stopped = stopped_after(whole, min(rounds, n))
-    C = whole.mechanism.encoder()[: min(rounds, n), : min(rounds, n)]
+    whole_plan = plan(participation, both_signs(n, seed))
+    stopped = stopped_after(whole_plan, min(rounds, n))
+    C = whole_plan.mechanism.encoder()[: min(rounds, n), : min(rounds, n)]
     attained = attained_sensitivity(C, stopped.participation, np.random.default_rng(0), starts=2)
     # stddev / noise_multiplier is the accounted sensitivity.
     assert unit_noise(stopped) / stopped.noise_multiplier >= attained * (1 - 1e-9)
-    assert stopped.stddev == pytest.approx(whole.stddev, rel=1e-12)
+    assert stopped.stddev == pytest.approx(whole_plan.stddev, rel=1e-12)
 
 
 def test_the_shorter_run_is_accounted_like_one_that_was_planned_so():
     participation = separated(64, 16)
     blt = fitted(participation, "blt", buffers=2)
-    whole = fedmf.calibrate(blt, participation, epsilon=6.0, delta=1e-6)
-    stopped = stopped_after(whole, 20)
+    whole_plan = fedmf.calibrate(blt, participation, epsilon=6.0, delta=1e-6)
+    stopped = stopped_after(whole_plan, 20)
     short = dataclasses.replace(blt, rounds=20, certificate=None, certificate_reason="shorter")
     value = fedmf.sensitivity(short, separated(20, 16)).value
-    assert stopped.stddev == pytest.approx(whole.stddev, rel=1e-12)
-    assert stopped.noise_multiplier == pytest.approx(unit_noise(whole) / value, rel=1e-12)
+    assert stopped.stddev == pytest.approx(whole_plan.stddev, rel=1e-12)
+    assert stopped.noise_multiplier == pytest.approx(unit_noise(whole_plan) / value, rel=1e-12)
     text = " ".join(statement(stopped).split())
     assert "The mechanism has 64 rounds, and this is about the first 20 of them." in text
     assert "guarantee of all 64 rounds" in text
-    assert "The mechanism has" not in statement(whole)
+    assert "The mechanism has" not in statement(whole_plan)
 
 
 @pytest.mark.parametrize("change", [{"clip_norm": 0.1}, {"noise_multiplier": 9.0}])
@@ -105,9 +105,15 @@ def test_fewer_participations_than_planned_achieve_a_smaller_epsilon():
 
 
 def test_the_longer_run_is_stated_for_the_same_delta():
-    whole = plan(separated(8, 4))
-    longer = statement_values(dataclasses.replace(stopped_after(whole, 4), delta=1e-9))["longer"]
-    assert longer["epsilon"] == dataclasses.replace(whole, delta=1e-9).epsilon > whole.epsilon
+    whole_plan = plan(separated(8, 4))
+    longer = statement_values(dataclasses.replace(stopped_after(whole_plan, 4), delta=1e-9))[
+        "longer"
+    ]
+    assert (
+        longer["epsilon"]
+        == dataclasses.replace(whole_plan, delta=1e-9).epsilon
+        > whole_plan.epsilon
+    )
 
 
 class TestRoundsWithin:
@@ -132,7 +138,7 @@ class TestRoundsWithin:
 
 
 @pytest.mark.parametrize(
-    ("whole", "rounds", "words"),
+    ("whole_plan", "rounds", "words"),
     [
         (plan(separated(8, 4)), 0, "before its plan and not after it"),
         (plan(separated(8, 4)), 9, "before its plan and not after it"),
@@ -162,31 +168,31 @@ class TestRoundsWithin:
         ),
     ],
 )
-def test_rounds_and_plans_that_cannot_be_stopped_are_refused(whole, rounds, words):
+def test_rounds_and_plans_that_cannot_be_stopped_are_refused(whole_plan, rounds, words):
     with refusal(words):
-        stopped_after(whole, rounds)
+        stopped_after(whole_plan, rounds)
 
 
 @pytest.mark.parametrize(
-    ("more", "words"),
+    ("added_options", "words"),
     [
         ("--table --sampling poisson --population 90 --cohort-size 3", "--sampling poisson"),
         ("--stop-after 13 --min-sep 2", "--stop-after 13"),
         ("--min-sep 2 --clip-every 3", "--clip-every 3"),
     ],
 )
-def test_the_command_refuses_before_it_calibrates(tmp_path, monkeypatch, more, words):
+def test_the_command_refuses_before_it_calibrates(tmp_path, monkeypatch, added_options, words):
     BLT.save(tmp_path / "blt.npz")
     monkeypatch.setattr(fedmf, "calibrate", lambda *args, **options: pytest.fail("calibrated"))
-    refused(f"calibrate {tmp_path}/blt.npz --rounds 9 --epsilon 6 {more}", words)
+    refused(f"calibrate {tmp_path}/blt.npz --rounds 9 --epsilon 6 {added_options}", words)
 
 
 def test_the_table_of_the_command_is_what_stops_guarantee(tmp_path):
     BLT.save(tmp_path / "blt.npz")
-    ask = f"calibrate {tmp_path}/blt.npz --rounds 9 --min-sep 2 --epsilon 6 --table"
-    stops = printed_by(ask)["stops"]
+    calibrate_command = f"calibrate {tmp_path}/blt.npz --rounds 9 --min-sep 2 --epsilon 6 --table"
+    stops = printed_by(calibrate_command)["stops"]
     assert [stop["rounds"] for stop in stops] == list(range(1, 10))
     assert stops == stopping_table(TestRoundsWithin.WHOLE)
     epsilons = [stop["epsilon"] for stop in stops]
     assert epsilons == sorted(epsilons)
-    assert f"{5:>8}" in command(ask).stdout
+    assert f"{5:>8}" in command(calibrate_command).stdout

@@ -124,16 +124,16 @@ def test_a_statement_describes_its_kind_of_system_and_nothing_else(named_plan):
 
 def summary_of(text):
     """Returns the summary of a statement in one line."""
-    _, _, rest = text.partition("\n## Summary\n")
-    return flat(rest.partition("\n## Terms\n")[0])
+    _, _, following_text = text.partition("\n## Summary\n")
+    return flat(following_text.partition("\n## Terms\n")[0])
 
 
 @pytest.mark.parametrize("named_plan", PLANS, indirect=True)
 def test_the_summary_stands_on_top_and_claims_what_the_details_claim(named_plan):
     text = markdown(statement_values(named_plan))
-    head, _, rest = text.partition("\n## Summary\n")
+    head, _, following_text = text.partition("\n## Summary\n")
     assert "- **About.** A plan." in head
-    assert "1. **DP setting.**" in rest
+    assert "1. **DP setting.**" in following_text
     summary = summary_of(text)
     if not named_plan.noise_multiplier:
         assert "- **Guarantee.** None. No noise is added" in summary
@@ -143,7 +143,7 @@ def test_the_summary_stands_on_top_and_claims_what_the_details_claim(named_plan)
         assert f"- **{words}.**" in summary
     stated = f"(epsilon = {up(named_plan.epsilon)}, delta = {named_plan.delta})"
     assert f"that follows the plan satisfies {stated}-differential privacy" in summary
-    assert stated in flat(rest.partition("**Formal statement.**")[2])
+    assert stated in flat(following_text.partition("**Formal statement.**")[2])
     assert ("to stay secret" in summary) == (named_plan.sampling is not None)
     assert ("does not have this guarantee" in summary) == (named_plan.simulation is not None)
 
@@ -162,8 +162,8 @@ def test_the_summary_of_a_broken_plan_states_the_achieved_guarantee():
 @pytest.mark.parametrize("named_plan", PLANS, indirect=True)
 def test_every_symbol_of_the_details_is_defined(named_plan):
     text = flat(markdown(statement_values(named_plan)))
-    _, _, after = text.partition("## Terms")
-    terms, _, details = after.partition("## Details")
+    _, _, terms_text = text.partition("## Terms")
+    terms, _, details = terms_text.partition("## Details")
     details = re.sub(r"## How to check it.*", "", details)
     # Citations such as "Corollary F.1" and "Prop. E.1" hold letters that are no symbols.
     details = re.sub(r"(?:Corollary|Appendix|App\.|Prop\.) [A-Z]", "", details)
@@ -222,8 +222,8 @@ def test_without_noise_there_are_no_words_of_noise(named_plan):
     audit = audit_ledger(ledger_of([[t % 4] for t in range(ROUNDS)], None), named_plan)
     for name, system in SYSTEMS.items():
         task = "emnist" if system.names_data else None
-        seen = dataclasses.replace(audit, system=name)
-        text = markdown(seen.statement_values(subject=Subject(system=name, task=task)))
+        system_audit = dataclasses.replace(audit, system=name)
+        text = markdown(system_audit.statement_values(subject=Subject(system=name, task=task)))
         text = text.replace("The noise multiplier of this plan is 0.", "")
         for words in ("Gaussian", "seed", "noise multiplier", "standard deviation", "entries of Z"):
             assert words not in text, (name, words)

@@ -42,15 +42,15 @@ def test_pooling_preserves_a_thin_diagonal():
 
 
 @pytest.mark.parametrize(
-    ("value", "shown"),
+    ("value", "printed_digits"),
     [
         (7.9999990, "8.00"),
         (1e-5, "1.00e-05"),
         (float("inf"), "∞"),
     ],
 )
-def test_significant_rounds_to_three_digits(value, shown):
-    assert text.significant(value) == shown
+def test_significant_rounds_to_three_digits(value, printed_digits):
+    assert text.significant(value) == printed_digits
 
 
 def test_folders_of_one_name_get_their_parent(make_run):

@@ -36,12 +36,12 @@ def test_audit_has_two_runs_and_an_attack():
     progress = []
     result = audit_mechanism(
         plan_of(MECHANISMS["tree online"](4)), seed=3, coordinates=300, trials=20,
-        progress=lambda done, total: progress.append((done, total)),
+        progress=lambda step_number, total: progress.append((step_number, total)),
     )  # fmt: skip
     assert result.verdict.consistent
     assert (result.rounds, result.coordinates, result.trials) == (4, 300, 20)
     assert (result.attack.present, result.attack.absent) == (10, 10)
-    assert progress == [(done, 12) for done in range(1, 13)]
+    assert progress == [(step_number, 12) for step_number in range(1, 13)]
 
 
 @pytest.fixture(scope="module")
@@ -114,10 +114,10 @@ def test_audit_of_default_size_detects_noise_that_is_cut_off(monkeypatch):
     honest = audit_mechanism(plan, seed=3, trials=0)
     assert honest.verdict.consistent
     assert SEEN_CUT <= honest.smallest_unseen_cut < SEEN_CUT + 0.02
-    whole = GaussianSource.fill
+    honest_fill = GaussianSource.fill
 
     def ended(self, out, row, start=0):
-        whole(self, out, row, start)
+        honest_fill(self, out, row, start)
         np.clip(out, -4, 4, out=out)
 
     monkeypatch.setattr(GaussianSource, "fill", ended)

@@ -55,9 +55,11 @@ def test_close_in_a_signal_handler_takes_effect_after_the_call(tmp_path, run_in_
     assert refused
     assert_refused(server.release, ValueError, "this server is closed")
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-    with fedmf.Server.open(tmp_path / "server") as again:
-        assert again.round == 1
-        for released_array, reopened_array in zip(release, again.last_release, strict=True):
+    with fedmf.Server.open(tmp_path / "server") as reopened_server:
+        assert reopened_server.round == 1
+        for released_array, reopened_array in zip(
+            release, reopened_server.last_release, strict=True
+        ):
             np.testing.assert_array_equal(released_array, reopened_array)
 
 
@@ -193,14 +195,14 @@ class TestSeedsThatRepeat:
         monkeypatch.setattr(calls, "_PLACE_BY_SEED", {})
 
     def test_repeated_seed_warns_once_and_names_both_folders(self, tmp_path):
-        first = tmp_path / "first"
-        second = tmp_path / "second"
-        make_server(first)
+        first_folder = tmp_path / "first"
+        second_folder = tmp_path / "second"
+        make_server(first_folder)
         with pytest.warns(UserWarning, match="have one noise seed") as caught:
-            make_server(second)
+            make_server(second_folder)
         [warning] = caught
-        assert f"{str(first)!r}" in str(warning.message)
-        assert f"{str(second)!r}" in str(warning.message)
+        assert f"{str(first_folder)!r}" in str(warning.message)
+        assert f"{str(second_folder)!r}" in str(warning.message)
         assert warning.filename == __file__.replace("test_calls", "plans")
         with warnings.catch_warnings():
             warnings.simplefilter("error")

@@ -107,10 +107,10 @@ def releases(folder, value, number):
 
 def state_of(server):
     """Returns the state that determines later rounds."""
-    last = server.last_release[0].tobytes()
+    last_bytes = server.last_release[0].tobytes()
     return (
         server.round,
-        last,
+        last_bytes,
         server.client_params().clip_norm,
         server.ledger.to_csv(),
         plan_fingerprint(server.plan),
@@ -122,7 +122,7 @@ def test_kill_at_every_write_of_a_round_repeats_no_release(make_server, tmp_path
     """A release that `release` or `open` returned once is the only sum of its noise vector."""
     make_server().close()
     folder = tmp_path / "server"
-    seen = {}
+    seen_releases = {}
     kills = []
     for t in range(ROUNDS):
         for number in itertools.count():
@@ -131,8 +131,8 @@ def test_kill_at_every_write_of_a_round_repeats_no_release(make_server, tmp_path
                 assert opened.round in (t, t + 1)
                 assert child_output is None or opened.round == t + 1  # what was handed out is kept
                 if opened.round == t + 1:
-                    seen[t] = opened.last_release[0].tobytes()
-                    assert child_output in (None, seen[t])
+                    seen_releases[t] = opened.last_release[0].tobytes()
+                    assert child_output in (None, seen_releases[t])
                 assert len(opened.clients) == 2 * opened.round
                 # Later rounds are begun after a kill at another point each.
                 if opened.round == t + 1:
@@ -145,7 +145,7 @@ def test_kill_at_every_write_of_a_round_repeats_no_release(make_server, tmp_path
                 break
         with fedmf.Server.open(folder) as opened:
             assert opened.round == t + 1
-            assert seen.setdefault(t, opened.last_release[0].tobytes()) == (
+            assert seen_releases.setdefault(t, opened.last_release[0].tobytes()) == (
                 opened.last_release[0].tobytes()
             )
     # Before the rename nothing is released, and behind it all is: some calls are on either side.
@@ -310,7 +310,7 @@ class TestFilesThatAreNotItsOwn:
         path = folder / name
         content = path.read_bytes()
         with fedmf.Server.open(folder) as server:
-            whole = state_of(server)
+            whole_state = state_of(server)
         # The end of rounds.jsonl is the newest row, which the journal has as well.
         is_rows = name.endswith(".jsonl")
         for cut in (
@@ -333,7 +333,7 @@ class TestFilesThatAreNotItsOwn:
             path.write_bytes(changed)
             try:
                 with fedmf.Server.open(folder) as server:
-                    assert state_of(server) == whole
+                    assert state_of(server) == whole_state
                     harmless += 1
             except ValueError as error:
                 error_text = str(error)
@@ -344,8 +344,8 @@ class TestFilesThatAreNotItsOwn:
         fedmf.Server.open(folder).release()
 
     def test_older_journal_file_is_refused(self, folder, tmp_path):
-        old = folder / "private" / "journal" / "000003.npz"
-        content = old.read_bytes()
+        older_file = folder / "private" / "journal" / "000003.npz"
+        content = older_file.read_bytes()
         server = fedmf.Server.open(folder)
         collect(server, 0.3)
         server.release()
@@ -355,7 +355,7 @@ class TestFilesThatAreNotItsOwn:
         (folder / "private" / "journal" / "000005.npz").unlink()
         with refusal("000000.npz is damaged or not of this server"):
             fedmf.Server.open(folder)
-        old.write_bytes(content)
+        older_file.write_bytes(content)
         for _ in range(2):
             with refusal("4 rounds were committed, and the journal's newest file is of 3"):
                 fedmf.Server.open(folder)

@@ -212,9 +212,9 @@ def test_unwritable_log_loses_no_release(tmp_path, monkeypatch):
 
 
 def test_open_restores_a_plan_of_the_first_rounds(tmp_path):
-    whole = plan_of(MECHANISMS["banded"](12))
+    whole_plan = plan_of(MECHANISMS["banded"](12))
     folder = tmp_path / "server"
-    with make_server(folder, plan=stopped_after(whole, 7)) as server:
+    with make_server(folder, plan=stopped_after(whole_plan, 7)) as server:
         server.release()
         past_statement = server.statement()
     with fedmf.Server.open(folder) as server:

@@ -79,13 +79,15 @@ def test_every_noise_strategy_computes_the_causal_rows(build, rounds):
 def test_rows_are_bitwise_identical_in_any_order_of_rounds(name, mapped):
     in_order = noise_of(banded(), name, mapped)
     jumping = noise_of(banded(), name, mapped)
-    whole = [in_order.row(t) for t in range(40)]
-    np.testing.assert_allclose(noise_of(banded(), name).row(39), whole[39], rtol=0, atol=3e-6)
+    ordered_rows = [in_order.row(t) for t in range(40)]
+    np.testing.assert_allclose(
+        noise_of(banded(), name).row(39), ordered_rows[39], rtol=0, atol=3e-6
+    )
     for t in (7, 7, 8, 39, 0, 21, 20):
-        np.testing.assert_array_equal(jumping.row(t), whole[t])
+        np.testing.assert_array_equal(jumping.row(t), ordered_rows[t])
     row = jumping.row(3)
     row[:] = 0
-    np.testing.assert_array_equal(jumping.row(3), whole[3])
+    np.testing.assert_array_equal(jumping.row(3), ordered_rows[3])
 
 
 def work_of_rows(noise, monkeypatch):
@@ -138,28 +140,28 @@ def test_two_threads_compute_the_bits_of_one(monkeypatch):
     """Each thread computes products that use one thread: with more threads their bits may depend on
     how many.
     """
-    seen = {}
+    thread_rows = {}
     fill = GaussianSource.fill
 
     def limits():
         return {pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"}
 
     def record(self, *arguments):
-        if id(self) not in seen:
+        if id(self) not in thread_rows:
             begun.wait(60)  # for the other, which else could find all done
-        seen[id(self)] = limits(), threading.get_ident()
+        thread_rows[id(self)] = limits(), threading.get_ident()
         fill(self, *arguments)
 
     monkeypatch.setattr(GaussianSource, "fill", record)
     row_by_threads = {}
     for threads in (1, 2):
-        seen.clear()
+        thread_rows.clear()
         begun = threading.Barrier(threads)
         with threadpool_limits(threads):
             row_by_threads[threads] = noise_of(banded(), "recurrent").row(0)
             assert limits() == {threads}
-        assert all(limit == {1} for limit, _ in seen.values())
-        assert len({ident for _, ident in seen.values()}) == threads
+        assert all(limit == {1} for limit, _ in thread_rows.values())
+        assert len({ident for _, ident in thread_rows.values()}) == threads
     np.testing.assert_array_equal(row_by_threads[1], row_by_threads[2])
 
 
@@ -191,10 +193,10 @@ def test_narrow_integers_are_valid_sizes():
 
 
 def test_rows_of_dense_mechanisms_do_not_depend_on_the_memory():
-    whole = noise_of(dense(), "regenerated")
-    assert whole.strategy.layout.stored_draws == whole.strategy.bounds[-2]
-    rows = [whole.row(t) for t in range(300)]
-    scratch = 8 * (300 + whole.strategy.product_rows) * CHUNK
+    whole_noise = noise_of(dense(), "regenerated")
+    assert whole_noise.strategy.layout.stored_draws == whole_noise.strategy.bounds[-2]
+    rows = [whole_noise.row(t) for t in range(300)]
+    scratch = 8 * (300 + whole_noise.strategy.product_rows) * CHUNK
     partitions = set()
     for room in (290, 150, 40):
         with pytest.MonkeyPatch.context() as patch:
@@ -238,13 +240,15 @@ dying.row(39)
         killed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
         assert killed.returncode == -signal.SIGKILL, killed.stderr
         assert list(tmp_path.iterdir()) == []
-        again = noise_of(banded(), name, mapped=True, folder=tmp_path)
-        np.testing.assert_array_equal(again.row(39), np.array(killed.stdout.split(), np.float32))
+        restarted_noise = noise_of(banded(), name, mapped=True, folder=tmp_path)
+        np.testing.assert_array_equal(
+            restarted_noise.row(39), np.array(killed.stdout.split(), np.float32)
+        )
 
     @pytest.mark.parametrize("mapped", [False, True])
     def test_interrupted_block_is_computed_again(self, name, mapped, monkeypatch):
         """Ctrl-C within a block leaves it unfinished, and no row of it is returned."""
-        whole = [noise_of(banded(), name, mapped).row(t) for t in (39, 0)]
+        expected_rows = [noise_of(banded(), name, mapped).row(t) for t in (39, 0)]
         noise = noise_of(banded(), name, mapped)
         fill = GaussianSource.fill
         if name == "recurrent":
@@ -259,15 +263,15 @@ dying.row(39)
             patch.setattr(GaussianSource, "fill", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 noise.row(39)
-        np.testing.assert_array_equal([noise.row(t) for t in (39, 0)], whole)
+        np.testing.assert_array_equal([noise.row(t) for t in (39, 0)], expected_rows)
 
     @pytest.mark.parametrize("mapped", [False, True])
     def test_thread_left_by_a_second_interrupt_changes_no_row(self, name, mapped, monkeypatch):
         """The thread writes its tile after the next attempt has computed the block of that tile."""
         if name == "regenerated":
             pytest.skip("it has no threads")
-        whole, noise = (noise_of(banded(), name, mapped) for _ in range(2))
-        expected = [whole.row(t) for t in range(40)]
+        whole_noise, noise = (noise_of(banded(), name, mapped) for _ in range(2))
+        expected = [whole_noise.row(t) for t in range(40)]
         length = noise.strategy.length
         fill = GaussianSource.fill
         inside = threading.Event()

@@ -270,13 +270,13 @@ def test_server_releases_metrics_with_each_round_and_after_open(tmp_path):
 
 
 def test_server_refuses_metrics_that_it_would_not_release():
-    plain = server_of(plan_of(0.0))
+    plain_server = server_of(plan_of(0.0))
     server = server_of()
     with refusal("the plan pays for none"):
-        plain.add([np.ones(2)], client="ann", metrics={"loss": 1.0})
+        plain_server.add([np.ones(2)], client="ann", metrics={"loss": 1.0})
     with refusal("give numbers for"):
         server.add([np.ones(2)], client="ann", metrics={"loss": 1.0})
-    for ready_server in (plain, server):  # no refused call has counted the client
+    for ready_server in (plain_server, server):  # no refused call has counted the client
         ready_server.add([np.ones(2)], client="ann")
     with refusal("add updates one by one"):
         server.add_sum([np.ones(2)], clients=["bo"])

@@ -327,7 +327,7 @@ class TestResumes:
         plan = plan_of(MECHANISMS["blt"](12), quantile_clipping=clipping)
         options = {"population": population, "zeroing_norm": 5.0}
         folder = tmp_path_factory.mktemp("servers") / "server"
-        whole = make_server(plan=plan, **options)
+        whole_server = make_server(plan=plan, **options)
         stopped = make_server(plan=plan, folder=folder, **options)
         rng = np.random.default_rng(seed)
         for t in range(12):
@@ -335,7 +335,7 @@ class TestResumes:
                 stopped.close()
                 stopped = fedmf.Server.open(folder)
             available = None if population else [f"client {i}" for i in range(12)]
-            cohort = whole.cohort(available)
+            cohort = whole_server.cohort(available)
             adding_clients = cohort[: rng.integers(0, len(cohort) + 1)]
             if (t, True) in stops:
                 for client in adding_clients[:2]:
@@ -343,19 +343,19 @@ class TestResumes:
                 stopped.close()
                 stopped = fedmf.Server.open(folder)
             assert stopped.cohort(available) == cohort
-            assert stopped.client_params().clip_norm == whole.client_params().clip_norm
+            assert stopped.client_params().clip_norm == whole_server.client_params().clip_norm
             for client in adding_clients:
-                for server in (whole, stopped):
+                for server in (whole_server, stopped):
                     server.add(update(t, length=0.6), client=client)
             for expected_array, resumed_array in zip(
-                whole.release(), stopped.release(), strict=True
+                whole_server.release(), stopped.release(), strict=True
             ):
                 np.testing.assert_array_equal(expected_array, resumed_array)
         stopped.close()
         with fedmf.Server.open(folder) as ended:
             assert ended.round == 12
-            assert ended.ledger.to_csv() == whole.ledger.to_csv()
-            np.testing.assert_array_equal(flat(ended.last_release), flat(whole.last_release))
+            assert ended.ledger.to_csv() == whole_server.ledger.to_csv()
+            np.testing.assert_array_equal(flat(ended.last_release), flat(whole_server.last_release))
 
     def test_statement_agrees_with_the_audit_of_the_log(self, tmp_path):
         server = make_server(tmp_path / "my server")

@@ -30,14 +30,14 @@ def entry(seed, row, coordinate):
         block = aes256(key, row, 256 * chunk + number // 4)
         return int.from_bytes(block[4 * (number % 4) :][:4], "little")
 
-    first = word(chunk_place % 512)
-    second = word(512 + chunk_place % 512)
-    bits = first << 8 | second & 255
+    first_word = word(chunk_place % 512)
+    second_word = word(512 + chunk_place % 512)
+    bits = first_word << 8 | second_word & 255
     uniform = (bits + 0.5) / 2**40
     if bits < 2**24:
         extra_block = aes256(key, 2**63 + row, 512 * chunk + chunk_place % 512)
         uniform = (bits + (int.from_bytes(extra_block[:8], "little") + 0.5) / 2**64) / 2**40
-    signed = second >> 8
+    signed = second_word >> 8
     angle = (signed - (2**24 if signed >= 2**23 else 0) + 0.5) * np.pi / 2**23
     return np.sqrt(-2 * np.log(uniform)) * (np.cos if chunk_place < 512 else np.sin)(angle)
 
@@ -53,7 +53,7 @@ def test_aes_in_counter_mode_has_the_vectors_of_nist():
     # plaintext xor ciphertext.
     key = bytes.fromhex("603deb1015ca71be2b73aef0857d77811f352c073b6108d72d9810a30914dff4")
     counter = bytes.fromhex("f0f1f2f3f4f5f6f7f8f9fafbfcfdfeff")
-    plain = (
+    plain_blocks = (
         "6bc1bee22e409f96e93d7e117393172aae2d8a571e03ac9c9eb76fac45af8e51"
         "30c81c46a35ce411e5fbc1191a0a52eff69f2445df4f9b17ad2b417be66c3710"
     )
@@ -61,7 +61,7 @@ def test_aes_in_counter_mode_has_the_vectors_of_nist():
         "601ec313775789a5b7a7f504bbf3d228f443e3ca4d62b59aca84e990cacaf5c5"
         "2b0930daa23de94ce87017ba2d84988ddfc9c58db67aada613c2dd08457941a6"
     )
-    stream = int(plain, 16) ^ int(cipher, 16)
+    stream = int(plain_blocks, 16) ^ int(cipher, 16)
     out = np.empty(64, np.uint8)
     high, low = (int.from_bytes(counter[i : i + 8], "big") for i in (0, 8))
     aes_counter_mode(key)(out, high, low)
@@ -84,15 +84,15 @@ def test_source_follows_the_document(seed):
 @pytest.mark.parametrize("size", [1, 62, 1024, 5000, 200_000])
 def test_entry_depends_on_seed_row_and_coordinate_alone(size):
     rows = 70 if size < 2000 else 3
-    whole = drawn(8, size, row=5, rows=rows)
+    whole_row = drawn(8, size, row=5, rows=rows)
     source = GaussianSource(noise_key(8))
     for row, start, count in ((5, 0, 1), (4 + rows, 0, size), (6, (size - 1) // CHUNK * CHUNK, 1)):
         drawn_part = np.empty((1, count), np.float32)
         source.fill(drawn_part, row, start)
-        np.testing.assert_array_equal(drawn_part[0], whole[row - 5, start : start + count])
+        np.testing.assert_array_equal(drawn_part[0], whole_row[row - 5, start : start + count])
     narrow = np.full((rows, size + 3), 9.0, np.float32)  # rows that do not lie one behind the other
     source.fill(narrow[:, 1 : size + 1], 5)
-    np.testing.assert_array_equal(narrow[:, 1 : size + 1], whole)
+    np.testing.assert_array_equal(narrow[:, 1 : size + 1], whole_row)
     assert (narrow[:, [0, -1]] == 9).all()
 
 
@@ -113,7 +113,7 @@ def stream_of(first, second, more=None):
 
 def normals(first, second, more=None):
     out = np.empty((1, CHUNK), np.float32)
-    words = (np.asarray(part, np.uint32) for part in (first, second))
+    words = (np.asarray(chunk, np.uint32) for chunk in (first, second))
     GaussianSource(noise_key(0), bits=stream_of(*words, more)).fill(out, 0)
     return out[0].astype(np.float64)
 
@@ -124,18 +124,22 @@ def test_tail_is_right_as_far_as_float64_reaches():
     """
     rng = np.random.default_rng(0)
     length = CHUNK // 2
-    first = np.array([int(2 ** (32 * i / length)) - 1 for i in range(length // 2)] * 2, np.uint64)
-    first[length // 2 :] = 2**32 - 1 - first[: length // 2]  # both ends
+    first_words = np.array(
+        [int(2 ** (32 * i / length)) - 1 for i in range(length // 2)] * 2, np.uint64
+    )
+    first_words[length // 2 :] = 2**32 - 1 - first_words[: length // 2]  # both ends
     middle_pairs = slice(length // 4, length // 2)
-    first[middle_pairs] = rng.integers(0, 2**32, length // 4)
-    second = rng.integers(0, 2**32, length)
-    second[:2] &= ~np.uint32(255)
+    first_words[middle_pairs] = rng.integers(0, 2**32, length // 4)
+    second_words = rng.integers(0, 2**32, length)
+    second_words[:2] &= ~np.uint32(255)
     extra_bits = rng.integers(0, 2**64, length, np.uint64)
     extra_bits[0] = 0
-    z = normals(first, second, extra_bits)
+    z = normals(first_words, second_words, extra_bits)
     radius = np.hypot(z[:length], z[length:])
     exact = []
-    for a, b, m in zip(first.tolist(), second.tolist(), extra_bits.tolist(), strict=True):
+    for a, b, m in zip(
+        first_words.tolist(), second_words.tolist(), extra_bits.tolist(), strict=True
+    ):
         bits = a << 8 | b & 255
         uniform = bits + (m + 0.5) / 2**64 if bits < 2**24 else bits + 0.5
         exact.append(np.sqrt(-2 * np.log(uniform / 2**40)))

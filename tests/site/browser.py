@@ -96,29 +96,31 @@ def pages_of(site: pathlib.Path) -> list[pathlib.Path]:
 
 def look(page: "Page", url: str) -> list[str]:
     """Returns the complaints about one page."""
-    wrong: list[str] = []
+    complaints: list[str] = []
 
     def requested(request: "Request") -> None:
         if not request.url.startswith(("file:", "data:", "about:")):
-            wrong.append(f"asks {request.url}")
+            complaints.append(f"asks {request.url}")
 
     page.on("request", requested)
     page.on(
         "console",
         lambda message: (
-            wrong.append(f"console: {message.text}") if message.type == "error" else None
+            complaints.append(f"console: {message.text}") if message.type == "error" else None
         ),
     )
-    page.on("pageerror", lambda error: wrong.append(f"script: {error}"))
+    page.on("pageerror", lambda error: complaints.append(f"script: {error}"))
     page.goto(url, wait_until="load")
     for width in WIDTHS:
         page.set_viewport_size({"width": width, "height": 844})
         if (excess := page.evaluate(WIDE)) > 0:
-            wrong.append(f"scrolls sideways by {excess} pixels at {width}")
+            complaints.append(f"scrolls sideways by {excess} pixels at {width}")
         if width >= COLUMNS_FROM:
-            wrong += [f"runs off its column at {width}: {text}" for text in page.evaluate(LONG)]
-    wrong += [f"hard to read in the dark: {text}" for text in page.evaluate(DARK, CONTRAST)]
-    return wrong
+            complaints += [
+                f"runs off its column at {width}: {text}" for text in page.evaluate(LONG)
+            ]
+    complaints += [f"hard to read in the dark: {text}" for text in page.evaluate(DARK, CONTRAST)]
+    return complaints
 
 
 def search(page: "Page", address: str, word: str) -> list[str]:
@@ -127,8 +129,8 @@ def search(page: "Page", address: str, word: str) -> list[str]:
     """
     page.goto(f"{address}?q={word}", wait_until="load")
     page.wait_for_selector("ul.search li")
-    first = page.locator("ul.search li").first
-    kind, text = first.get_attribute("class") or "", first.inner_text()
+    first_result = page.locator("ul.search li").first
+    kind, text = first_result.get_attribute("class") or "", first_result.inner_text()
     if "kind-object" in kind or word not in text.lower():
         return [f"finds {text!r} first"]
     return []
@@ -143,17 +145,17 @@ def first_results(page: "Page", address: str, word: str, expected: str) -> list[
     page.wait_for_function("!document.querySelector('.search-summary').innerText.match(/^$/)")
     items = page.locator("ul.search > li").all()[:FIRST_RESULTS]
     pages = [(item.locator("a").first.get_attribute("href") or "").split(".")[0] for item in items]
-    wrong = [] if expected in pages else [f"leads to {pages}"]
+    complaints = [] if expected in pages else [f"leads to {pages}"]
     for item, name in zip(items, pages, strict=True):
         snippet = item.locator("p.context").all_inner_texts()
         if not snippet or len(snippet[0]) < 40:
-            wrong.append(f"has no snippet of {name}")
-    return wrong
+            complaints.append(f"has no snippet of {name}")
+    return complaints
 
 
 def searches(site: pathlib.Path, browser: "Browser") -> dict[str, list[str]]:
     """Returns the complaints about searches, from the disk and over http."""
-    found = {}
+    complaints_by_search = {}
     handler = functools.partial(QuietHandler, directory=str(site))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -165,17 +167,21 @@ def searches(site: pathlib.Path, browser: "Browser") -> dict[str, list[str]]:
             page = browser.new_page()
             page.set_default_timeout(300_000)
             for word in SOUGHT:
-                found[f"{kind}: a search for {word}"] = search(page, address, word)
+                complaints_by_search[f"{kind}: a search for {word}"] = search(page, address, word)
             for word, name in PAGE_BY_WORD.items():
-                wrong = first_results(page, address, word, name)
-                found[f"{kind}: a search for {word} finds {name}"] = wrong
-            seen = search(page, address, IN_NO_HEADING)
-            found[f"{kind}: control"] = [] if seen else ["a wrong order is not seen"]
-            seen = first_results(page, address, *WRONG_PAGE)
-            found[f"{kind}: control of pages"] = [] if seen else ["a missing page is not seen"]
+                complaints = first_results(page, address, word, name)
+                complaints_by_search[f"{kind}: a search for {word} finds {name}"] = complaints
+            control_complaints = search(page, address, IN_NO_HEADING)
+            complaints_by_search[f"{kind}: control"] = (
+                [] if control_complaints else ["a wrong order is not seen"]
+            )
+            control_complaints = first_results(page, address, *WRONG_PAGE)
+            complaints_by_search[f"{kind}: control of pages"] = (
+                [] if control_complaints else ["a missing page is not seen"]
+            )
             page.close()
         server.shutdown()
-    return found
+    return complaints_by_search
 
 
 class QuietHandler(http.server.SimpleHTTPRequestHandler):
@@ -189,19 +195,19 @@ def main(site: pathlib.Path) -> None:
     """Looks at all pages, and searches."""
     from playwright.sync_api import sync_playwright
 
-    found = {}
+    complaints_by_page = {}
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=program(), args=["--no-sandbox"])
         context = browser.new_context(color_scheme="dark", offline=True)
         context.set_default_timeout(300_000)  # a busy machine is no failure
         for path in pages_of(site):
             page = context.new_page()
-            found[str(path.relative_to(site))] = look(page, path.as_uri())
+            complaints_by_page[str(path.relative_to(site))] = look(page, path.as_uri())
             page.close()
         if (site / "search.html").exists():
-            found |= searches(site, browser)
+            complaints_by_page |= searches(site, browser)
         browser.close()
-    print(json.dumps(found, indent=1))
+    print(json.dumps(complaints_by_page, indent=1))
 
 
 if __name__ == "__main__":

@@ -37,8 +37,8 @@ def build(source, target):
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
     target = tmp_path_factory.mktemp("site") / "html"
-    done = build(ROOT / "docs", target)
-    assert done.returncode == 0, done.stderr
+    finished_process = build(ROOT / "docs", target)
+    assert finished_process.returncode == 0, finished_process.stderr
     return target
 
 
@@ -71,8 +71,8 @@ def pages(site):
 def test_pages_load_nothing_from_elsewhere(site, pages):
     assert len(pages) > 30
     assert (site / "built.html").exists()
-    found = {str(path): elsewhere(page.loads) for path, page in pages.items()}
-    assert {path: loads for path, loads in found.items() if loads} == {}
+    loads_by_page = {str(path): elsewhere(page.loads) for path, page in pages.items()}
+    assert {path: loads for path, loads in loads_by_page.items() if loads} == {}
     for style in site.rglob("*.css"):
         assert not re.findall(r"(?:url\(|@import)\s*[\"']?(?:\w+:)?//", style.read_text()), style
 
@@ -127,26 +127,26 @@ def test_the_site_names_its_version_and_links_to_the_sources_of_names(site):
 
 def test_unknown_references_and_cells_that_fail_end_the_build(tmp_path):
     kernel = "---\nfile_format: mystnb\nkernelspec:\n  name: python3\n---\n\n"
-    wrong = "{py:func}`fedmf.nowhere`, [a page](nowhere.md) and [a section](other.md#nowhere)"
+    wrong_text = "{py:func}`fedmf.nowhere`, [a page](nowhere.md) and [a section](other.md#nowhere)"
     (tmp_path / "other.md").write_text("# B\n")
     (tmp_path / "index.md").write_text(
-        f"{kernel}# A\n\n{wrong}\n\n```{{code-cell}} ipython3\nassert 1 == 2\n```\n"
+        f"{kernel}# A\n\n{wrong_text}\n\n```{{code-cell}} ipython3\nassert 1 == 2\n```\n"
     )
-    done = build(tmp_path, tmp_path / "html")
-    assert done.returncode != 0
+    finished_process = build(tmp_path, tmp_path / "html")
+    assert finished_process.returncode != 0
     for what in ("fedmf.nowhere", "nowhere.md", "doc 'other': 'nowhere'", "assert 1 == 2"):
-        assert re.search(rf"WARNING: .*{what}", done.stderr, re.S), what
+        assert re.search(rf"WARNING: .*{what}", finished_process.stderr, re.S), what
 
 
 def looked_at(folder):
     environment = {
         name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")
     }
-    done = subprocess.run(
+    finished_process = subprocess.run(
         [PYTHON, BROWSER, folder], capture_output=True, text=True, env=environment
     )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    assert finished_process.returncode == 0, finished_process.stderr
+    return json.loads(finished_process.stdout)
 
 
 needs_a_browser = pytest.mark.skipif(
@@ -156,11 +156,11 @@ needs_a_browser = pytest.mark.skipif(
 
 @needs_a_browser
 def test_pages_and_searches_have_no_complaint_in_a_browser(site, pages):
-    found = looked_at(site)
-    searches = [name for name in found if "search for" in name or "control" in name]
+    complaints_by_page = looked_at(site)
+    searches = [name for name in complaints_by_page if "search for" in name or "control" in name]
     assert len(searches) == 2 * (len(SOUGHT) + len(PAGE_BY_WORD) + 2)
-    assert len(found) == len(pages) + len(searches)
-    assert {page: complaints for page, complaints in found.items() if complaints} == {}
+    assert len(complaints_by_page) == len(pages) + len(searches)
+    assert {page: complaints for page, complaints in complaints_by_page.items() if complaints} == {}
 
 
 # Complaint -> the body of a page that has it.
@@ -185,11 +185,13 @@ def wrong_pages(tmp_path_factory):
     head = '<meta name="viewport" content="width=device-width">'
     for number, body in enumerate(WRONG.values()):
         (folder / f"{number}.html").write_text(head + body)
-    found = looked_at(folder)
-    return {complaint: found[f"{number}.html"] for number, complaint in enumerate(WRONG)}
+    complaints_by_page = looked_at(folder)
+    return {
+        complaint: complaints_by_page[f"{number}.html"] for number, complaint in enumerate(WRONG)
+    }
 
 
 @needs_a_browser
 @pytest.mark.parametrize("complaint", WRONG)
 def test_mistakes_of_a_page_are_detected(complaint, wrong_pages):
-    assert any(found.startswith(complaint) for found in wrong_pages[complaint])
+    assert any(page_complaint.startswith(complaint) for page_complaint in wrong_pages[complaint])

@@ -52,18 +52,21 @@ def test_the_runs_of_a_lost_machine_resume_elsewhere(machines, tmp_path, monkeyp
             SweepOptions(noise_seed=5, jobs=2, cluster="auto"),
         )
         while (
-            done := max(num_rounds(tmp_path / "on", name) for name in configs)
+            num_done := max(num_rounds(tmp_path / "on", name) for name in configs)
         ) < 12 and not training.done():
             time.sleep(0.02)
         machines.remove_node(node, allow_graceful=False)
         machines.add_node(num_cpus=2)
         assert training.result() == {}
-    assert 12 <= done < 200, "the first run was over before its machine was lost"
+    assert 12 <= num_done < 200, "the first run was over before its machine was lost"
     monkeypatch.setattr(job, "Job", Here)
     assert sweep.train_all(tmp_path / "here", configs, SweepOptions(noise_seed=5)) == {}
     for name in configs:
         assert_same_files(
-            *(fedmf.Run.load(sweep.run_folder(tmp_path / place, name)) for place in ("on", "here"))
+            *(
+                fedmf.Run.load(sweep.run_folder(tmp_path / folder_name, name))
+                for folder_name in ("on", "here")
+            )
         )
 
 
@@ -96,10 +99,10 @@ def test_halving_on_a_cluster_stops_a_diverging_run(tmp_path):
         "--vary server-learning-rate=0.2,1000000 --rounds 20 --epsilon 400 --noise-seed os "
         "--halving"
     )
-    place = f"--out {out} -o clients=60 --cluster auto --jobs 2 --quiet"
-    answer = printed_by(f"sweep {place} {options} {rates}")
-    done = {path.name: num_rounds(out, path.name) for path in (out / "runs").iterdir()}
-    assert done == {"server_learning_rate=0.2": 20, "server_learning_rate=1000000": 10}
+    command_options = f"--out {out} -o clients=60 --cluster auto --jobs 2 --quiet"
+    answer = printed_by(f"sweep {command_options} {options} {rates}")
+    rounds_by_run = {path.name: num_rounds(out, path.name) for path in (out / "runs").iterdir()}
+    assert rounds_by_run == {"server_learning_rate=0.2": 20, "server_learning_rate=1000000": 10}
     assert "The 2 private runs together" in answer["together"]
     assert "Halving went by validations, which the guarantee does not cover" in answer["together"]
     # Validations decided on its end: its guarantee is that of all rounds.

@@ -76,7 +76,7 @@ def test_an_option_of_a_family_at_its_default_is_omitted():
 
 
 @pytest.mark.parametrize(
-    ("fixed", "varied", "said"),
+    ("fixed", "varied", "words"),
     [
         (FIXED, {}, "vary is missing"),
         (FIXED | {"epsilon": 2.0}, {"epsilon": [1.0, 2.0]}, "leave one of them out"),
@@ -90,13 +90,13 @@ def test_an_option_of_a_family_at_its_default_is_omitted():
         ),
     ],
 )
-def test_values_that_cannot_be_varied_are_refused(fixed, varied, said):
-    with refusal(said):
+def test_values_that_cannot_be_varied_are_refused(fixed, varied, words):
+    with refusal(words):
         sweep_configs(fixed, varied)
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "words"),
     [
         ("epsilon", "names no values"),
         ("colour=1", "names no option"),
@@ -107,8 +107,8 @@ def test_values_that_cannot_be_varied_are_refused(fixed, varied, said):
         ("server-learning-rate=2:2", "range 2.0:2.0 must go from a number to a larger one"),
     ],
 )
-def test_texts_that_name_no_values_are_refused(text, said):
-    with refusal(said):
+def test_texts_that_name_no_values_are_refused(text, words):
+    with refusal(words):
         varied_values(text)
 
 

@@ -67,11 +67,13 @@ def test_the_half_with_lower_losses_continues_for_each_compared_setting(going_on
         return losses(9.0, loss, 0.0)
 
     curves = {name: curve(config) for name, config in configs.items()}
-    kept = {"tree": set(), "identity": set()}
+    continued = {"tree": set(), "identity": set()}
     for name in going_on(configs, curves, 4):
-        kept[configs[name].family].add((configs[name].server_learning_rate, configs[name].seed))
-    assert kept["tree"] == {(rate, seed) for rate in (0.2, 0.5, 1.0) for seed in (0, 1)}
-    assert kept["identity"] == {(rate, seed) for rate in (0.1, 0.2, 0.5) for seed in (0, 1)}
+        continued[configs[name].family].add(
+            (configs[name].server_learning_rate, configs[name].seed)
+        )
+    assert continued["tree"] == {(rate, seed) for rate in (0.2, 0.5, 1.0) for seed in (0, 1)}
+    assert continued["identity"] == {(rate, seed) for rate in (0.1, 0.2, 0.5) for seed in (0, 1)}
 
 
 @pytest.mark.parametrize("diverged", [5.1, math.nan, math.inf, None])
@@ -140,11 +142,13 @@ def test_runs_of_different_lengths_are_compared_at_their_own_rungs(going_on):
 
 
 @pytest.mark.parametrize(
-    ("rounds", "every", "expected"), [(8, 2, [2, 4]), (8, 8, []), (20, 10, [10]), (1, 1, [])]
+    ("rounds", "evaluate_every", "expected"),
+    [(8, 2, [2, 4]), (8, 8, []), (20, 10, [10]), (1, 1, [])],
 )
-def test_rungs_are_validated_rounds_before_the_last(rounds, every, expected):
+def test_rungs_are_validated_rounds_before_the_last(rounds, evaluate_every, expected):
     [config] = sweep_configs(
-        FIXED | {"family": "none", "rounds": rounds, "evaluate_every": every, "min_sep": 1},
+        FIXED
+        | {"family": "none", "rounds": rounds, "evaluate_every": evaluate_every, "min_sep": 1},
         {"seed": [0]},
     ).values()
     assert halving.rungs(config) == expected
@@ -160,13 +164,13 @@ def test_the_bar_counts_the_rounds_that_halving_will_train(monkeypatch, tmp_path
         FIXED | {"family": "none"},
         {"server_learning_rate": [0.1, 0.2, 0.5, 1.0, 2.0], "seed": [0, 1]},
     )
-    done = dict.fromkeys(configs, 0)
+    rounds_by_run = dict.fromkeys(configs, 0)
     best = list(configs)[:2]
     totals = []
 
     def iter_finished_runs(out, names, options, failures, arguments=()):
         for name in names:
-            done[name] = int(arguments[1]) if arguments else 8
+            rounds_by_run[name] = int(arguments[1]) if arguments else 8
             yield name
 
     class Bar:
@@ -188,7 +192,7 @@ def test_the_bar_counts_the_rounds_that_halving_will_train(monkeypatch, tmp_path
 
     monkeypatch.setattr(sweep, "bar", Bar)
     monkeypatch.setattr(sweep, "iter_finished_runs", iter_finished_runs)
-    monkeypatch.setattr(sweep, "num_rounds_done", lambda folder: done[folder.name])
+    monkeypatch.setattr(sweep, "num_rounds_done", lambda folder: rounds_by_run[folder.name])
     monkeypatch.setattr(sweep.RunFolder, "mark_stopped_by_data", lambda folder, rounds: None)
     monkeypatch.setattr(
         halving, "runs_going_on", lambda out, names, rung: [*names][:6] if rung == 2 else best

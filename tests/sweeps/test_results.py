@@ -66,10 +66,10 @@ def test_the_best_setting_is_that_of_the_largest_mean_over_the_seeds(runs):
     assert (banded.settings, banded.at_edge) == (4, [])
     assert none.tuned == {"server_learning_rate": 1.0}
     assert none.at_edge == ["server_learning_rate"]
-    _, first, second, *_, last = best_table(runs).splitlines()
-    assert first.split()[:4] == ["banded", "8", "0.5", "0.3050"]
-    assert second.split()[:3] == ["none", "-", "1*"]
-    assert "may lie beyond" in last
+    _, first_line, second_line, *_, last_line = best_table(runs).splitlines()
+    assert first_line.split()[:4] == ["banded", "8", "0.5", "0.3050"]
+    assert second_line.split()[:3] == ["none", "-", "1*"]
+    assert "may lie beyond" in last_line
 
 
 @pytest.fixture
@@ -171,8 +171,8 @@ def test_the_row_of_a_simulation_names_it():
     rows = table([simulated, honest])
     assert [row["simulated_for_cohort"] for row in rows] == ["50", ""]
     assert [bool(row["achieved_epsilon"]) for row in rows] == [False, True]
-    said = " ".join(best_table([simulated]).split())
-    assert "the models trained here do not have it" in said
+    table_text = " ".join(best_table([simulated]).split())
+    assert "the models trained here do not have it" in table_text
     assert "Simulation" not in best_table([honest])
 
 
@@ -180,44 +180,46 @@ def test_the_joint_epsilon_is_that_of_the_composition():
     """Two runs with one noise multiplier are a run whose encoder is stacked twice: its sensitivity
     has the factor sqrt(2).
     """
-    one, other = make_run("banded"), make_run("identity")
-    assert together([one]).startswith("The private run: epsilon 8.00 at delta 1e-6.")
+    banded_run, identity_run = make_run("banded"), make_run("identity")
+    assert together([banded_run]).startswith("The private run: epsilon 8.00 at delta 1e-6.")
     encoder = np.vstack([np.eye(4), np.eye(4)])
     participation = fedmf.Participation(rounds=4, schema="single")
     assert fedmf.sensitivity(encoder, participation).value == pytest.approx(math.sqrt(2))
-    sigma = one.plan["noise_multiplier"]
+    sigma = banded_run.plan["noise_multiplier"]
     identity = fedmf.fit(fedmf.prefix_sum(4), participation, family="identity")
-    given = {"participation": participation, "delta": 1e-6, "clip_norm": 1.0}
-    plan = fedmf.Plan(mechanism=identity, noise_multiplier=sigma / math.sqrt(2), **given)
-    assert other.plan["noise_multiplier"] == sigma
-    said = float(together([one, other]).split("epsilon ")[1].split()[0])
-    assert plan.epsilon <= said < plan.epsilon + 0.01
-    assert said > 8.5  # more than one of them
+    plan_arguments = {"participation": participation, "delta": 1e-6, "clip_norm": 1.0}
+    plan = fedmf.Plan(mechanism=identity, noise_multiplier=sigma / math.sqrt(2), **plan_arguments)
+    assert identity_run.plan["noise_multiplier"] == sigma
+    stated_epsilon = float(together([banded_run, identity_run]).split("epsilon ")[1].split()[0])
+    assert plan.epsilon <= stated_epsilon < plan.epsilon + 0.01
+    assert stated_epsilon > 8.5  # more than one of them
 
 
 def test_the_joint_epsilon_of_simulated_bounds_states_their_error_probability():
-    one = make_run("banded")
-    config = one.plan["config"] | {"sampling": "balls-in-bins"}
-    simulated = dataclasses.replace(one, plan=one.plan | {"sampling": config, "config": config})
-    said = together([simulated, one, simulated])
-    assert "(simulated: wrong with probability at most 2e-9)" in said
+    banded_run = make_run("banded")
+    config = banded_run.plan["config"] | {"sampling": "balls-in-bins"}
+    simulated = dataclasses.replace(
+        banded_run, plan=banded_run.plan | {"sampling": config, "config": config}
+    )
+    joint_text = together([simulated, banded_run, simulated])
+    assert "(simulated: wrong with probability at most 2e-9)" in joint_text
 
 
 def test_epsilons_at_different_deltas_are_added_and_runs_without_noise_are_named():
-    one, other = make_run("banded"), make_run("banded", delta=1e-5)
-    said = together([one, other, make_run("none")])
-    assert "epsilon 16.00 at delta 1.1e-5" in said
-    assert "The other one promises no privacy." in said
+    first_run, second_run = make_run("banded"), make_run("banded", delta=1e-5)
+    joint_text = together([first_run, second_run, make_run("none")])
+    assert "epsilon 16.00 at delta 1.1e-5" in joint_text
+    assert "The other one promises no privacy." in joint_text
     assert together([make_run("none")]) == "None of these runs promises any privacy."
-    assert "of the claimed cohorts" in together([make_run("banded", claimed_cohort=50), one])
+    assert "of the claimed cohorts" in together([make_run("banded", claimed_cohort=50), first_run])
 
 
 def test_epsilons_of_amplified_runs_are_added():
     amplified = make_run("identity", sampling="poisson", population=60)
-    said = together([amplified, make_run("identity")])
+    joint_text = together([amplified, make_run("identity")])
     total = amplified.plan["epsilon"] + 8.0
-    assert float(said.split("epsilon ")[1].split()[0]) == pytest.approx(total, abs=0.01)
-    assert "2e-6" in said
+    assert float(joint_text.split("epsilon ")[1].split()[0]) == pytest.approx(total, abs=0.01)
+    assert "2e-6" in joint_text
 
 
 @pytest.fixture
@@ -225,15 +227,15 @@ def drawn(monkeypatch):
     """Returns a list of (label, x, y) of the lines that are plotted."""
     from matplotlib.axes import Axes
 
-    found, plot = [], Axes.plot
+    plotted_lines, plot = [], Axes.plot
     monkeypatch.setattr(
         Axes,
         "plot",
         lambda ax, x, y, **style: (
-            found.append((style.get("label"), x, y)) or plot(ax, x, y, **style)
+            plotted_lines.append((style.get("label"), x, y)) or plot(ax, x, y, **style)
         ),
     )
-    return found
+    return plotted_lines
 
 
 def test_the_figure_shows_validations_over_the_learning_rate(runs, drawn):
@@ -267,17 +269,17 @@ def with_curve(run, values):
 def test_a_setting_may_be_chosen_by_the_mean_over_the_last_rounds():
     # Validated after rounds 4, 8, ..., 24 of 24.
     curves = {0.1: [0, 0, 0.1, 0.1, 0.1, 0.4], 0.5: [0, 0, 0.3, 0.3, 0.3, 0.3]}
-    lucky, steady = both = [
+    lucky, steady = both_runs = [
         with_curve(make_run("banded", server_learning_rate=rate), curve)
         for rate, curve in curves.items()
     ]
     for over, mean in ((0, 0.4), (1, 0.4), (5, 0.25), (16, 0.175), (1000, 0.7 / 6)):
         assert validation_of(lucky, over) == pytest.approx(mean)
     for over, chosen in ((0, lucky), (16, steady)):
-        (best,) = best_settings(both, over)
+        (best,) = best_settings(both_runs, over)
         assert best.tuned["server_learning_rate"] == chosen.config.server_learning_rate
-        assert ("the last 16 rounds" in best_table(both, over)) == (over == 16)
-    row, _ = table(both, 16)
+        assert ("the last 16 rounds" in best_table(both_runs, over)) == (over == 16)
+    row, _ = table(both_runs, 16)
     assert float(row["validation_accuracy"]) == 0.4
     assert float(row["smoothed_validation_accuracy"]) == pytest.approx(0.175)
     # The end of the run counts where it was no round for validation.
@@ -312,8 +314,12 @@ def test_bands_are_chosen_for_each_epsilon_if_cohorts_are_sampled(drawn):
         for (e, b), value in accuracy.items()
     ]
     runs += [reached(make_run("identity", epsilon=e, **drawing), 0.1) for e in (1.0, 8.0)]
-    banded, more, *_ = best_settings(runs)
-    assert (banded.compared["epsilon"], banded.tuned["bands"], more.tuned["bands"]) == (1.0, 2, 4)
+    banded, second_best, *_ = best_settings(runs)
+    assert (banded.compared["epsilon"], banded.tuned["bands"], second_best.tuned["bands"]) == (
+        1.0,
+        2,
+        4,
+    )
     assert best_figure(runs) is not None
     lines = {label: (x, y) for label, x, y in drawn if label}
     assert lines["Banded (2 to 4 bands)"] == ([1.0, 8.0], pytest.approx([0.29, 0.49]))

@@ -110,12 +110,12 @@ def test_finished_runs_are_not_repeated_and_unfinished_ones_are_resumed(trains, 
     seeds = sorted((tmp_path / "private").iterdir())
     assert len(seeds) == len(configs)
     assert {file.stat().st_mode & 0o777 for file in seeds} == {0o600}
-    first, second = (said(tmp_path, name) for name in configs)
-    assert first.count("\n") == second.count("\n") == 1
-    assert "--resume" not in first
-    assert "--resume" in second
-    assert "--noise-seed" not in second
-    assert "--threads 3" in second
+    first_log, second_log = (said(tmp_path, name) for name in configs)
+    assert first_log.count("\n") == second_log.count("\n") == 1
+    assert "--resume" not in first_log
+    assert "--resume" in second_log
+    assert "--noise-seed" not in second_log
+    assert "--threads 3" in second_log
 
 
 @pytest.mark.slow
@@ -125,10 +125,10 @@ def test_no_two_runs_share_noise_and_the_same_run_repeats_it(trains, tmp_path):
         words = [said(out, name).partition("--noise-seed ")[2] for name in grid(**varied)]
         return [word.split()[0] for word in words]
 
-    first = seeds(tmp_path / "a", 5, seed=[0, 1], epsilon=[2.0, 8.0])
-    assert len(set(first)) == 4
-    assert seeds(tmp_path / "b", 5, seed=[1], epsilon=[8.0]) == first[-1:]
-    assert seeds(tmp_path / "c", 6, seed=[1], epsilon=[8.0]) != first[-1:]
+    first_seeds = seeds(tmp_path / "a", 5, seed=[0, 1], epsilon=[2.0, 8.0])
+    assert len(set(first_seeds)) == 4
+    assert seeds(tmp_path / "b", 5, seed=[1], epsilon=[8.0]) == first_seeds[-1:]
+    assert seeds(tmp_path / "c", 6, seed=[1], epsilon=[8.0]) != first_seeds[-1:]
     assert seeds(tmp_path / "d", "os", seed=[0, 1]) == ["os", "os"]
 
 
@@ -143,9 +143,9 @@ def test_a_run_that_dies_takes_no_other_with_it(trains, tmp_path):
 
 def test_a_run_that_exists_under_another_name_is_not_trained_again(trains, tmp_path):
     train(tmp_path, grid(epsilon=[8.0]))
-    both, names = grid(epsilon=[8.0], seed=[0, 1]), ["epsilon=8", "epsilon=8,seed=1"]
-    assert list(sweep_folder.in_folder(tmp_path, both)) == names
-    train(tmp_path, both)
+    both_configs, names = grid(epsilon=[8.0], seed=[0, 1]), ["epsilon=8", "epsilon=8,seed=1"]
+    assert list(sweep_folder.in_folder(tmp_path, both_configs)) == names
+    train(tmp_path, both_configs)
     assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == names
     assert said(tmp_path, "epsilon=8").count("\n") == 1
 
@@ -166,13 +166,15 @@ def test_another_mechanism_in_a_file_of_the_same_name_is_refused(trains, tmp_pat
     once = fedmf.Participation(rounds=4, schema="min_sep", min_sep=2)
     file = tmp_path / "m.npz"
     fedmf.fit(fedmf.prefix_sum(4), once, family="identity").save(file)
-    both = sweep_configs(FIXED | {"family": "file", "mechanism": str(file)}, {"seed": [0, 1]})
-    first, out = {"seed=0": both["seed=0"]}, tmp_path / "sweep"
-    train(out, first)
+    both_configs = sweep_configs(
+        FIXED | {"family": "file", "mechanism": str(file)}, {"seed": [0, 1]}
+    )
+    first_config, out = {"seed=0": both_configs["seed=0"]}, tmp_path / "sweep"
+    train(out, first_config)
     shutil.copy(file, sweep.run_folder(out, "seed=0") / "mechanism.npz")  # as a run does
-    assert list(sweep_folder.in_folder(out, both)) == ["seed=0", "seed=1"]
+    assert list(sweep_folder.in_folder(out, both_configs)) == ["seed=0", "seed=1"]
     fedmf.fit(fedmf.prefix_sum(4), once, family="banded", bands=2).save(file)
-    for configs in (both, first):
+    for configs in (both_configs, first_config):
         with refusal("is not the one that .*seed=0 was trained with"):
             sweep_folder.in_folder(out, configs)
 
@@ -245,30 +247,31 @@ def test_the_sweep_command_trains_each_run_once_and_reports(tmp_path, capfd, mon
     assert [best["settings"] for best in result["best"]] == [2, 2]
     assert result["failed"] == {}
     assert "The 2 private runs together: epsilon" in result["together"]
-    *_, last = runs = [fedmf.Run.load(path) for path in sorted((out / "runs").iterdir())]
+    *_, last_run = runs = [fedmf.Run.load(path) for path in sorted((out / "runs").iterdir())]
     assert len({(run.path / "private" / "noise_seed").read_text() for run in runs}) == 4
     for name in ("figure.png", "report/report.html"):
         assert (out / name).stat().st_size > 10_000
     # Two processes trained two runs each. The last one alone has the same bits.
-    seed = (last.path / "private" / "noise_seed").read_text().strip()
-    again = f"--config {last.path}/config.json --out {tmp_path}/alone"
-    program(f"train {again} --noise-seed {seed} --quiet")
-    rows = [(path / "metrics.jsonl").read_bytes() for path in (tmp_path / "alone", last.path)]
+    seed = (last_run.path / "private" / "noise_seed").read_text().strip()
+    repeat_options = f"--config {last_run.path}/config.json --out {tmp_path}/alone"
+    program(f"train {repeat_options} --noise-seed {seed} --quiet")
+    rows = [(path / "metrics.jsonl").read_bytes() for path in (tmp_path / "alone", last_run.path)]
     assert rows[0] == rows[1]
     # Nothing is trained again. What earlier commands left in the folder counts, also a run that was
     # killed: it trained on the same clients.
     monkeypatch.setattr(job, "Job", None)
-    kept = (last.path / "result.json").read_bytes()
-    (last.path / "result.json").unlink()
-    first = {run.path.name: run.config for run in runs[:1]}
+    last_result = (last_run.path / "result.json").read_bytes()
+    (last_run.path / "result.json").unlink()
+    first_config = {run.path.name: run.config for run in runs[:1]}
     assert (
-        sweep.run_sweep(out, first, SweepOptions(noise_seed="os"))["together"] == result["together"]
+        sweep.run_sweep(out, first_config, SweepOptions(noise_seed="os"))["together"]
+        == result["together"]
     )
     assert (out / "results.csv").read_text().count("\n") == 4
-    (last.path / "result.json").write_bytes(kept)
+    (last_run.path / "result.json").write_bytes(last_result)
     # The bar has the rounds of the runs that were asked for.
     capfd.readouterr()
-    assert train(out, first, progress=True) == {}
+    assert train(out, first_config, progress=True) == {}
     assert "sweep: 100%" in capfd.readouterr().err
     # The answer is for people.
     text = program(f"{command} --smoothed-over 2").stdout

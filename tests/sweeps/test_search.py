@@ -93,9 +93,9 @@ def trains(monkeypatch, tmp_path):
     monkeypatch.setattr(sweep, "_POLL_SECONDS", 0)
 
     def begun():
-        taken = names[:]
+        begun_names = names[:]
         names.clear()
-        return taken
+        return begun_names
 
     return begun
 
@@ -118,28 +118,28 @@ def found(out, trials, varied=RATES, *, jobs=1, **changes):
 
 def in_turn(asked, trials):
     """Returns the first trials that a search asks for; they are random, since none has a score."""
-    known = {}
+    earlier_trials = {}
     for _ in range(trials):
-        name, known[name] = search.next_trial(asked, known)
-    return known
+        name, earlier_trials[name] = search.next_trial(asked, earlier_trials)
+    return earlier_trials
 
 
 def test_a_stopped_search_resumes_with_the_same_trials(trains, tmp_path):
     assert found(tmp_path / "whole", 16) == {}
-    whole = trains()
-    assert len(set(whole)) == 16
-    parts = tmp_path / "parts"
+    all_names = trains()
+    assert len(set(all_names)) == 16
+    stopped_folder = tmp_path / "parts"
     for trials in (1, 7, 16):
-        found(parts, trials)
-    assert trains() == whole
+        found(stopped_folder, trials)
+    assert trains() == all_names
     # A run whose end was lost is trained first, and is no other trial.
-    for name in whole[12:]:
-        shutil.rmtree(parts / "runs" / name)
-        (parts / "logs" / f"{name}.txt").unlink()
-    (parts / "runs" / whole[11] / "result.json").unlink()
-    found(parts, 16)
-    assert trains() == whole[11:]
-    found(parts, 10)
+    for name in all_names[12:]:
+        shutil.rmtree(stopped_folder / "runs" / name)
+        (stopped_folder / "logs" / f"{name}.txt").unlink()
+    (stopped_folder / "runs" / all_names[11] / "result.json").unlink()
+    found(stopped_folder, 16)
+    assert trains() == all_names[11:]
+    found(stopped_folder, 10)
     assert trains() == []
 
 
@@ -147,18 +147,20 @@ def test_the_next_trial_depends_on_the_scores_of_earlier_trials(trains, tmp_path
     """The search asks for another trial if the first trials have their accuracies in another
     order.
     """
-    known = {
+    earlier_trials = {
         name: dataclasses.replace(trial, score=-abs(math.log10(i + 1) - 0.5))
         for i, (name, trial) in enumerate(in_turn(space(), 14).items())
     }
-    there = search.next_trial(space(), known)
-    assert search.next_trial(space(), dict(reversed(known.items()))) == there
-    scores = sorted(trial.score for trial in known.values())
-    names = sorted(known, key=lambda name: known[name].chosen["server_learning_rate"])
+    next_trial = search.next_trial(space(), earlier_trials)
+    assert search.next_trial(space(), dict(reversed(earlier_trials.items()))) == next_trial
+    scores = sorted(trial.score for trial in earlier_trials.values())
+    names = sorted(
+        earlier_trials, key=lambda name: earlier_trials[name].chosen["server_learning_rate"]
+    )
 
     def suggested(order):
         sorted_by_rate = {
-            name: dataclasses.replace(known[name], score=score)
+            name: dataclasses.replace(earlier_trials[name], score=score)
             for name, score in zip(names, order, strict=True)
         }
         return search.next_trial(space(), sorted_by_rate)[1].chosen["server_learning_rate"]
@@ -189,10 +191,10 @@ def test_lists_ranges_and_options_of_some_families_are_searched(trains, out):
 
 def test_numbers_are_short_inside_their_range_and_logarithmic_where_it_is_positive():
     varied = {"server_learning_rate": Range(1e-4, 1.0), "server_momentum": Range(0.0, 0.9)}
-    known = in_turn(space(varied), 9)
-    for part in ",".join(known).split(","):
-        assert len(part.partition("=")[2]) <= len("0.0001234")
-    rates = sorted(trial.chosen["server_learning_rate"] for trial in known.values())
+    first_trials = in_turn(space(varied), 9)
+    for setting_text in ",".join(first_trials).split(","):
+        assert len(setting_text.partition("=")[2]) <= len("0.0001234")
+    rates = sorted(trial.chosen["server_learning_rate"] for trial in first_trials.values())
     assert 1e-4 <= rates[0] < rates[-1] <= 1
     assert rates[4] < 0.2  # the median: of uniform ones below that with probability 0.02
     narrow = space({"server_learning_rate": Range(0.123401, 0.123402)})
@@ -244,18 +246,18 @@ def test_inputs_that_no_run_accepts_end_the_search(trains, tmp_path, out):
 
 
 def test_fields_that_contradict_each_other_are_not_tried(monkeypatch):
-    made = grid.sweep_config
+    sweep_config = grid.sweep_config
 
     def refusing(fixed, chosen):
         if 0.02 < chosen["server_learning_rate"] < 1:
             raise ValueError
-        return made(fixed, chosen)
+        return sweep_config(fixed, chosen)
 
     rates = space()
     monkeypatch.setattr(grid, "sweep_config", refusing)
-    known = in_turn(rates, 8)  # 0.4 ** 8 = 7e-4 of all seeds would have met none
-    assert len(known) == 8
-    for trial in known.values():
+    first_trials = in_turn(rates, 8)  # 0.4 ** 8 = 7e-4 of all seeds would have met none
+    assert len(first_trials) == 8
+    for trial in first_trials.values():
         assert not 0.02 < trial.chosen["server_learning_rate"] < 1
 
 
@@ -280,15 +282,15 @@ def test_private_metrics_decide_if_runs_have_them(trains, out):
 
 
 @pytest.mark.parametrize(
-    ("varied", "said"),
+    ("varied", "words"),
     [
         ({**RATES, "seed": [0, 1]}, "seed cannot vary in a search"),
         ({"epsilon": [2.0, 8.0]}, "epsilon cannot vary in a search"),
         ({"server_learning_rate": Range(-1.0, 1.0)}, "server_learning_rate=-1.0 must be positive"),
     ],
 )
-def test_fields_that_cannot_be_searched_are_refused(varied, said):
-    with refusal(said):
+def test_fields_that_cannot_be_searched_are_refused(varied, words):
+    with refusal(words):
         space(varied)
 
 

@@ -19,7 +19,7 @@ OPEN = {"config.json", "plan.json", "statement.md", "mechanism.npz", "model.npz"
 @pytest.mark.slow
 def test_files_of_runs_and_sweeps_are_readable_by_their_owner_alone(tmp_path):
     settings = config(rounds=2)
-    before = os.umask(0)
+    old_umask = os.umask(0)
     try:
         folder = tmp_path / "new" / "sweep" / "runs" / "first"
         federated.train(
@@ -28,17 +28,19 @@ def test_files_of_runs_and_sweeps_are_readable_by_their_owner_alone(tmp_path):
         )  # fmt: skip
         sweep.run_sweep(folder.parents[1], {"first": settings}, sweep.SweepOptions(noise_seed="os"))
     finally:
-        os.umask(before)
-    left = {
+        os.umask(old_umask)
+    mode_by_path = {
         path: stat.S_IMODE(path.stat().st_mode)
         for path in (tmp_path / "new", *(tmp_path / "new").rglob("*"))
     }
-    assert {mode for path, mode in left.items() if path.is_dir()} == {0o700}
-    open_to_all = {path.name for path, mode in left.items() if path.is_file() and mode & 0o077}
+    assert {mode for path, mode in mode_by_path.items() if path.is_dir()} == {0o700}
+    open_to_all = {
+        path.name for path, mode in mode_by_path.items() if path.is_file() and mode & 0o077
+    }
     assert open_to_all <= OPEN, open_to_all - OPEN
-    assert not any(mode & 0o022 for mode in left.values())  # nobody else may write
-    there = {path.name for path in left}
-    assert there >= set(
+    assert not any(mode & 0o022 for mode in mode_by_path.values())  # nobody else may write
+    file_names = {path.name for path in mode_by_path}
+    assert file_names >= set(
         "report.html validation.png results.csv identity.json metrics.jsonl".split()
     )
-    assert any(name.startswith("events") for name in there)
+    assert any(name.startswith("events") for name in file_names)

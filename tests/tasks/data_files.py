@@ -21,8 +21,8 @@ def records(path):
 
 def sentences(path):
     """Returns (split, client) -> sentences of the client, in the order of the file."""
-    found = {}
+    client_sentences = {}
     for split, client, record in records(path):
         text = example_proto.decode_example(record)["tokens"].decode()
-        found.setdefault((split, client), []).append(text)
-    return found
+        client_sentences.setdefault((split, client), []).append(text)
+    return client_sentences

@@ -24,10 +24,10 @@ def test_a_library_is_compiled_once_for_each_content(monkeypatch, tmp_path, sour
     cache = tmp_path / "cache"
     monkeypatch.setenv("FEDMF_CACHE", str(cache))
     assert c_library.library(source).number() == 1
-    other = source.with_name("other.c")
-    shutil.copy(source, other)
+    other_source = source.with_name("other.c")
+    shutil.copy(source, other_source)
     (source.parent / "number.h").write_text("")
-    assert c_library.library(other).number() == 1
+    assert c_library.library(other_source).number() == 1
     assert len(list(cache.iterdir())) == 2
     broken = tmp_path / "broken.c"
     broken.write_text("this is not C\n")

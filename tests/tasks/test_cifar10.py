@@ -56,14 +56,14 @@ def test_the_synthetic_archive_is_read_as_images_and_labels(archive):
 
 
 def test_archives_are_equal_if_and_only_if_their_seeds_are(archive, tmp_path):
-    again, other = (
+    equal_archive, other_archive = (
         write_synthetic(
             tmp_path / str(seed), examples=100, test_examples=20, seed=seed, progress=False
         )
         for seed in (0, 1)
     )
-    assert again.read_bytes() == archive.read_bytes()
-    versions = [data.load_images(path).version for path in (archive, again, other)]
+    assert equal_archive.read_bytes() == archive.read_bytes()
+    versions = [data.load_images(path).version for path in (archive, equal_archive, other_archive)]
     assert versions[0] == versions[1] != versions[2]
 
 
@@ -171,6 +171,8 @@ def test_the_splits_of_the_task_are_disjoint_and_complete(archive, validation, s
     x, y = map(np.concatenate, clients)
     assert_array_equal(x, data.scaled(images.x[: sizes[0]]))
     assert_array_equal(y, images.y[: sizes[0]])
-    everything = data.scaled(np.concatenate([images.x[sizes[0] :], images.x_test]))
-    found = np.concatenate([x for x, _ in splits])
-    assert sorted(map(np.ndarray.tobytes, found)) == sorted(map(np.ndarray.tobytes, everything))
+    held_out_images = data.scaled(np.concatenate([images.x[sizes[0] :], images.x_test]))
+    split_images = np.concatenate([x for x, _ in splits])
+    assert sorted(map(np.ndarray.tobytes, split_images)) == sorted(
+        map(np.ndarray.tobytes, held_out_images)
+    )

@@ -31,13 +31,15 @@ def sgd(kind, sizes, weights, x, y, *, form="plain", batch_size=16, rate=0.3):
     for variable, weight in zip(variables, weights, strict=True):
         variable.assign(weight)
     loss_of, total = model.make_loss(kind), 0.0
-    for first in range(0, len(x), batch_size):
-        part = slice(first, first + batch_size)
+    for batch_start in range(0, len(x), batch_size):
+        batch_slice = slice(batch_start, batch_start + batch_size)
         with tf.GradientTape() as tape:
-            loss = loss_of(y[part], built(x[part]), np.ones(len(x[part]), np.float32))
+            loss = loss_of(
+                y[batch_slice], built(x[batch_slice]), np.ones(len(x[batch_slice]), np.float32)
+            )
         for variable, gradient in zip(variables, tape.gradient(loss, variables), strict=True):
             variable.assign_sub(rate * tf.convert_to_tensor(gradient))
-        total += float(loss) * len(x[part])
+        total += float(loss) * len(x[batch_slice])
     return [w - v.numpy() for w, v in zip(weights, variables, strict=True)], total
 
 
@@ -56,10 +58,10 @@ def check(kind, sizes, drawn, rtol=1e-4, atol=3e-6, **options):
     for each of up to 21 batches.
     """
     expected, loss = sgd(kind, sizes, *drawn, **options)
-    update, found = compiled(kind, sizes, *drawn, **options)
-    assert found == pytest.approx(loss, rel=1e-5, abs=1e-6)
-    for one, other in zip(update, expected, strict=True):
-        np.testing.assert_allclose(one, other, rtol=rtol, atol=atol)
+    update, compiled_loss = compiled(kind, sizes, *drawn, **options)
+    assert compiled_loss == pytest.approx(loss, rel=1e-5, abs=1e-6)
+    for actual_array, expected_array in zip(update, expected, strict=True):
+        np.testing.assert_allclose(actual_array, expected_array, rtol=rtol, atol=atol)
 
 
 def draw(seed, sizes, sentences, length, scale=0.5):
@@ -117,12 +119,16 @@ def test_a_wrong_gradient_fails_the_comparison(kind, case):
     def agrees(kind=kind, x=x, y=y, **options):
         update, _ = compiled(kind, sizes, weights, x, y, **options)
         return [
-            np.allclose(one, other, rtol=1e-4, atol=3e-6)
-            for one, other in zip(update, expected, strict=True)
+            np.allclose(actual_array, expected_array, rtol=1e-4, atol=3e-6)
+            for actual_array, expected_array in zip(update, expected, strict=True)
         ]
 
     assert all(agrees())
-    assert not any(agrees(kind=next(other for other in model.LOSSES if other != kind)))
+    assert not any(
+        agrees(
+            kind=next(expected_array for expected_array in model.LOSSES if expected_array != kind)
+        )
+    )
     assert not any(agrees(rate=0.301))
     # Padding is behind the words: a loss that leaves it out is the same in either form.
     assert all(agrees(form="published")) == (kind == "masked")
@@ -135,8 +141,8 @@ def test_updates_are_bitwise_identical_on_another_thread(case):
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         jobs = [pool.submit(compiled, "published", *case) for _ in range(8)]
     for job in jobs:
-        update, again = job.result()
-        assert again == loss
+        update, thread_loss = job.result()
+        assert thread_loss == loss
         assert all(map(np.array_equal, update, once))
 
 
@@ -148,7 +154,7 @@ def test_the_update_of_a_diverging_client_is_not_finite(case):
     weights = [*weights[:2], np.full_like(weights[2], np.nan), *weights[3:]]
     update, loss = compiled("published", sizes, weights, x, y)
     assert np.isnan(loss)
-    assert not all(np.isfinite(part).all() for part in update)
+    assert not all(np.isfinite(update_array).all() for update_array in update)
 
 
 # What is changed, and how
@@ -167,10 +173,10 @@ READ_PAST = {
 def test_arrays_that_c_would_read_past_are_refused(case, name):
     changed, change, error = READ_PAST[name]
     sizes, *arrays = case
-    given = dict(zip(("weights", "x", "y"), arrays, strict=True))
-    compiled("masked", sizes, **given)
+    array_by_name = dict(zip(("weights", "x", "y"), arrays, strict=True))
+    compiled("masked", sizes, **array_by_name)
     with pytest.raises(error):
-        compiled("masked", sizes, **given | {changed: change(given[changed])})
+        compiled("masked", sizes, **array_by_name | {changed: change(array_by_name[changed])})
 
 
 def test_extreme_numbers_match_tensorflow():

@@ -34,10 +34,10 @@ def test_files_that_are_no_database_are_refused(tmp_path, name, content, error, 
     refused(tmp_path / name, error, words)
 
 
-@pytest.mark.parametrize("kept", [10, 4_096, -1])
-def test_truncated_files_are_refused(corpus_copy, kept):
-    whole = corpus_copy.read_bytes()
-    corpus_copy.write_bytes(whole[:kept])
+@pytest.mark.parametrize("num_bytes", [10, 4_096, -1])
+def test_truncated_files_are_refused(corpus_copy, num_bytes):
+    whole_content = corpus_copy.read_bytes()
+    corpus_copy.write_bytes(whole_content[:num_bytes])
     refused(corpus_copy, ValueError, "is truncated", "fedmf data synth")
 
 
@@ -64,9 +64,9 @@ def updated_but_open(path):
 
 
 def test_changes_in_a_log_beside_the_file_are_refused(in_wal_mode, tmp_path):
-    before = data.version_of(in_wal_mode)
+    version_before = data.version_of(in_wal_mode)
     with contextlib.closing(updated_but_open(in_wal_mode)) as writer:
-        assert data.version_of(in_wal_mode) == before  # which is why
+        assert data.version_of(in_wal_mode) == version_before  # which is why
         refused(
             in_wal_mode,
             ValueError,
@@ -79,7 +79,7 @@ def test_changes_in_a_log_beside_the_file_are_refused(in_wal_mode, tmp_path):
         refused(link, ValueError, "copy.sqlite-wal")
         # Written back they still do not show in the header, so that this is not enough.
         writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        assert data.version_of(in_wal_mode) == before
+        assert data.version_of(in_wal_mode) == version_before
         refused(in_wal_mode, ValueError, "write-ahead mode", "`PRAGMA journal_mode=DELETE`")
 
 
@@ -123,15 +123,15 @@ def test_records_that_are_no_examples_are_refused(corpus_copy, record):
 def test_names_with_odd_letters_are_opened_read_only(corpus_copy, tmp_path):
     odd = corpus_copy.rename(tmp_path / "a b%20?#'é.sqlite")
     odd.chmod(0o400)
-    before = odd.stat().st_mtime_ns
+    time_before = odd.stat().st_mtime_ns
     assert describe_file(odd)["splits"]["train"]["clients"] == 40
-    assert odd.stat().st_mtime_ns == before
+    assert odd.stat().st_mtime_ns == time_before
 
 
 def test_files_of_other_programs_are_not_called_synthetic(corpus_copy):
     execute(corpus_copy, "PRAGMA application_id = 0")
     execute(corpus_copy, "DELETE FROM client_metadata WHERE split_name = 'heldout'")
-    found = describe_file(corpus_copy)
-    assert found["origin"] == "StackOverflow file"
+    description = describe_file(corpus_copy)
+    assert description["origin"] == "StackOverflow file"
     # A split may be without clients
-    assert found["splits"]["heldout"] == {"clients": 0, "examples": 0}
+    assert description["splits"]["heldout"] == {"clients": 0, "examples": 0}

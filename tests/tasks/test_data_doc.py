@@ -21,11 +21,11 @@ def write_posts(path):
     write_synthetic_corpus(
         path.with_suffix(".made"), clients=1550, vocabulary_size=4000, progress=False
     )
-    made = sentences(path.with_suffix(".made"))
+    synthetic_path = sentences(path.with_suffix(".made"))
     with path.open("w", newline="") as file:
         rows = csv.writer(file)
         rows.writerow(["author", "body"])
-        for (split, author), texts in made.items():
+        for (split, author), texts in synthetic_path.items():
             if split == "train":
                 rows.writerows([author, f"{text}."] for text in texts)
 
@@ -35,10 +35,10 @@ def test_the_recipe_reaches_its_accuracy(tmp_path, monkeypatch):
     frequent word has 0.12."""
     monkeypatch.chdir(tmp_path)
     write_posts(tmp_path / "posts.csv")
-    done = [program(line) for line in commands_of("text.md", "Next words")]
-    printed = "".join(one.stdout for one in done)
+    finished_processes = [program(line) for line in commands_of("text.md", "Next words")]
+    printed = "".join(finished_process.stdout for finished_process in finished_processes)
     assert re.search(r"splits\.train\.clients +10\d\d\n", printed)
-    assert not any("warning" in one.stderr for one in done)
+    assert not any("warning" in finished_process.stderr for finished_process in finished_processes)
     run = fedmf.Run.load("runs/mine")
     assert run.plan["epsilon"] == pytest.approx(8, abs=1e-3)
     assert run.result["test"]["accuracy"] > 0.3

@@ -51,11 +51,11 @@ def test_data_files_are_read_from_the_usual_folders_and_not_downloaded(task, tmp
 @pytest.mark.parametrize("task", TASKS)
 def test_synthetic_data_are_recognised_by_their_content(task, tmp_path):
     write, *_ = TASKS[task]
-    found = describe_file(write(tmp_path / "file", progress=False))  # the name says nothing
-    assert json.loads(json.dumps(found)) == found
-    assert found["task"] == task
-    assert found["origin"].startswith("synthetic ")
-    splits = found["splits"].values()
+    description = describe_file(write(tmp_path / "file", progress=False))  # the name says nothing
+    assert json.loads(json.dumps(description)) == description
+    assert description["task"] == task
+    assert description["origin"].startswith("synthetic ")
+    splits = description["splits"].values()
     if task == "cifar10":
         assert [sum(split["labels"].values()) for split in splits] == [50, 20]
     elif task == "emnist":

@@ -45,9 +45,9 @@ def test_the_synthetic_digits_are_read_as_images_and_labels(digits_file):
         sizes = file.client_sizes(split)
         assert len(sizes) == 12
         assert sum(sizes.values()) == pytest.approx(12 * 60 * share, rel=0.3)
-    few, _ = data.client_examples(file, split, "f0000_00", classes=10, limit=2)
+    first_images, _ = data.client_examples(file, split, "f0000_00", classes=10, limit=2)
     x, y = pooled(digits_file, split)
-    assert_array_equal(few, x[:2])
+    assert_array_equal(first_images, x[:2])
     assert x.shape[1:] == (28, 28, 1)
     assert (x.dtype, y.dtype) == (np.float32, np.int32)
     assert set(y) == set(range(10))
@@ -66,18 +66,18 @@ def test_letters_are_in_the_splits_of_all_characters_alone(letters_file):
 
 
 def test_writers_differ_and_do_not_depend_on_their_number(digits_file, tmp_path):
-    few, other = (
+    small_file, other_seed_file = (
         write_synthetic(
             tmp_path / str(seed), clients=2, examples_per_client=60, seed=seed, progress=False
         )
         for seed in (0, 1)
     )
-    files = [data.open_file(path) for path in (digits_file, few, other)]
+    files = [data.open_file(path) for path in (digits_file, small_file, other_seed_file)]
     first, same, seed = (file.records("digits_only_train", "f0001_01") for file in files)
     assert first == same != seed
     versions = [file.version for file in files]
-    execute(few, "UPDATE examples SET client_id = 'other' WHERE rowid = 1")
-    assert len({*versions, data.open_file(few).version}) == 4
+    execute(small_file, "UPDATE examples SET client_id = 'other' WHERE rowid = 1")
+    assert len({*versions, data.open_file(small_file).version}) == 4
 
 
 @TENSORFLOW
@@ -86,11 +86,11 @@ def test_tff_reads_the_same_examples(digits_file, tff):
         only_digits=True, cache_dir=str(digits_file.parent)
     )
     file = data.open_file(digits_file)
-    for split, theirs in zip(("digits_only_train", "digits_only_test"), loaded, strict=True):
-        assert theirs.client_ids == list(file.client_sizes(split))
-        client = theirs.client_ids[1]
+    for split, tff_split in zip(("digits_only_train", "digits_only_test"), loaded, strict=True):
+        assert tff_split.client_ids == list(file.client_sizes(split))
+        client = tff_split.client_ids[1]
         x, y = data.client_examples(file, split, client, classes=10)
-        examples = list(theirs.create_tf_dataset_for_client(client).as_numpy_iterator())
+        examples = list(tff_split.create_tf_dataset_for_client(client).as_numpy_iterator())
         assert_array_equal(np.stack([example["pixels"] for example in examples]), x[..., 0])
         assert_array_equal([example["label"] for example in examples], y)
 
@@ -127,13 +127,13 @@ def test_the_published_network_is_tff_s_without_dropout(tff):
 
     from fedmf.tasks.emnist.task import build_model
 
-    ours, theirs = (
+    fedmf_model, tff_model = (
         build_model(0, classes=62),
         emnist_models.create_conv_dropout_model(only_digits=False),
     )
-    theirs.set_weights(ours.get_weights())
+    tff_model.set_weights(fedmf_model.get_weights())
     x = np.random.default_rng(0).random((3, 28, 28, 1), np.float32)
-    assert_allclose(tf.nn.softmax(ours(x)), theirs(x, training=False), rtol=1e-5)
+    assert_allclose(tf.nn.softmax(fedmf_model(x)), tff_model(x, training=False), rtol=1e-5)
 
 
 @TENSORFLOW
@@ -146,7 +146,9 @@ def test_the_task_has_its_limits_and_halves_the_test_split(digits_file):
     assert "synthetic" in task.description
     assert len(task.examples_of(task.client_ids[0])[0]) == 30
     halves = [task.split(name)[0] for name in ("validation", "test")]
-    everything, _ = pooled(digits_file, "digits_only_test")
-    found = np.concatenate(halves)
-    assert sorted(map(np.ndarray.tobytes, found)) == sorted(map(np.ndarray.tobytes, everything))
-    assert min(map(len, halves)) > len(everything) / 4
+    test_images, _ = pooled(digits_file, "digits_only_test")
+    split_images = np.concatenate(halves)
+    assert sorted(map(np.ndarray.tobytes, split_images)) == sorted(
+        map(np.ndarray.tobytes, test_images)
+    )
+    assert min(map(len, halves)) > len(test_images) / 4

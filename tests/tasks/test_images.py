@@ -23,12 +23,12 @@ NEXT_WORD = {"vocabulary_size": 7, "sequence_length": 5, "embedding_size": 3, "l
 )
 def test_the_networks_have_their_published_sizes_and_follow_the_seed(task, options, size):
     build_model = importlib.import_module(f"fedmf.tasks.{task}").build_model
-    first, again, other = (build_model(seed, **options) for seed in (5, 5, 6))
-    assert first.count_params() == size
-    for left, right, third in zip(
-        *(model.get_weights() for model in (first, again, other)), strict=True
+    first_model, equal_model, other_model = (build_model(seed, **options) for seed in (5, 5, 6))
+    assert first_model.count_params() == size
+    for first_weight, equal_weight, other_weight in zip(
+        *(model.get_weights() for model in (first_model, equal_model, other_model)), strict=True
     ):
-        np.testing.assert_array_equal(left, right)
-        assert left.ndim == 1 or not np.array_equal(left, third)
-    corners = [weight.flat[0] for weight in first.get_weights() if weight.ndim > 1]
+        np.testing.assert_array_equal(first_weight, equal_weight)
+        assert first_weight.ndim == 1 or not np.array_equal(first_weight, other_weight)
+    corners = [weight.flat[0] for weight in first_model.get_weights() if weight.ndim > 1]
     assert len(set(corners)) == len(corners)  # no two layers share a seed

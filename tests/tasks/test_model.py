@@ -59,21 +59,23 @@ def test_losses_match_numpy(batch):
 @pytest.mark.parametrize("kind", model.LOSSES)
 def test_metrics_match_numpy(kind, batch):
     labels, logits, _ = batch
-    found = {metric.name: metric for metric in model.make_metrics(kind, SpecialIds(7))}
+    metric_by_name = {metric.name: metric for metric in model.make_metrics(kind, SpecialIds(7))}
     for start in (0, 1):  # over two batches
-        for metric in found.values():
-            metric.update_state(*(part[start:3:2] for part in batch[:2]))
-    right, kept = (logits.argmax(-1) == labels)[:3], labels[:3]
+        for metric in metric_by_name.values():
+            metric.update_state(*(batch_array[start:3:2] for batch_array in batch[:2]))
+    is_right, kept_labels = (logits.argmax(-1) == labels)[:3], labels[:3]
     expected = {
-        "accuracy": ~np.isin(kept, [0, 8, 10]),
-        "accuracy_no_pad_no_oov": ~np.isin(kept, [0, 8]),
-        "accuracy_no_pad": kept != 0,
+        "accuracy": ~np.isin(kept_labels, [0, 8, 10]),
+        "accuracy_no_pad_no_oov": ~np.isin(kept_labels, [0, 8]),
+        "accuracy_no_pad": kept_labels != 0,
     }
     for name, mask in expected.items():
-        assert float(found[name].result()) == pytest.approx(right[mask].mean(), rel=1e-12)
+        assert float(metric_by_name[name].result()) == pytest.approx(
+            is_right[mask].mean(), rel=1e-12
+        )
     assert [mask.sum() for mask in expected.values()] == [9, 11, 14]
     loss = float(model.make_loss(kind)(*batch))
-    assert float(found["loss"].result()) == pytest.approx(loss, rel=1e-6)
+    assert float(metric_by_name["loss"].result()) == pytest.approx(loss, rel=1e-6)
 
 
 def keras_alone(weights):
@@ -81,7 +83,7 @@ def keras_alone(weights):
     weights.
     """
     layers = tf.keras.layers
-    made = tf.keras.Sequential(
+    keras_model = tf.keras.Sequential(
         [
             layers.Embedding(11, 3, mask_zero=True, input_length=5),
             layers.LSTM(4, return_sequences=True),
@@ -89,31 +91,36 @@ def keras_alone(weights):
             layers.Dense(11),
         ]
     )
-    made.set_weights(weights)
-    return made
+    keras_model.set_weights(weights)
+    return keras_model
 
 
 @pytest.mark.slow
 def test_the_published_form_equals_the_published_model_in_keras():
-    built = model.build_model(3, **SMALL, form="published")
+    published_model = model.build_model(3, **SMALL, form="published")
     rng = np.random.default_rng(0)
-    built.set_weights([rng.normal(size=weight.shape) for weight in built.get_weights()])
-    theirs, plain = keras_alone(built.get_weights()), model.build_model(3, **SMALL)
-    plain.set_weights(built.get_weights())
+    published_model.set_weights(
+        [rng.normal(size=weight.shape) for weight in published_model.get_weights()]
+    )
+    keras_model, default_model = (
+        keras_alone(published_model.get_weights()),
+        model.build_model(3, **SMALL),
+    )
+    default_model.set_weights(published_model.get_weights())
     words = np.array([[9, 3, 1, 10, 0], [9, 2, 2, 5, 7], [9, 10, 0, 0, 0], [0] * 5], np.int32)
     labels = np.pad(words[:, 1:], [(0, 0), (0, 1)])
-    found = []
-    for made in (built, theirs, plain):
+    results = []
+    for tested_model in (published_model, keras_model, default_model):
         with tf.GradientTape() as tape:
-            logits = made(words)
+            logits = tested_model(words)
             loss = model.make_loss("published")(labels, logits, np.ones(4, np.float32))
-        gradients = tape.gradient(loss, made.trainable_variables)
-        found.append([logits, loss, *map(tf.convert_to_tensor, gradients)])
-    for ours, kerass in zip(*found[:2], strict=True):
-        assert_allclose(ours, kerass, rtol=1e-5, atol=1e-6)
-    assert_allclose(found[0][0][:2, :4], found[2][0][:2, :4], rtol=1e-5, atol=1e-6)
-    assert abs(float(found[0][1] - found[2][1])) > 1e-3  # a control: the plain one runs on
-    assert_allclose(with_keras_lstm(built)(words), found[0][0], rtol=1e-5, atol=1e-6)
+        gradients = tape.gradient(loss, tested_model.trainable_variables)
+        results.append([logits, loss, *map(tf.convert_to_tensor, gradients)])
+    for fedmf_array, keras_array in zip(*results[:2], strict=True):
+        assert_allclose(fedmf_array, keras_array, rtol=1e-5, atol=1e-6)
+    assert_allclose(results[0][0][:2, :4], results[2][0][:2, :4], rtol=1e-5, atol=1e-6)
+    assert abs(float(results[0][1] - results[2][1])) > 1e-3  # a control: the plain one runs on
+    assert_allclose(with_keras_lstm(published_model)(words), results[0][0], rtol=1e-5, atol=1e-6)
 
 
 def test_the_published_initializers_have_the_stated_deviations():

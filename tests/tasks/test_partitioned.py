@@ -49,8 +49,8 @@ def made(files):
 
 def pool(task):
     """Returns all training examples, in the order of the clients."""
-    parts = [task.examples_of(client) for client in task.client_ids]
-    return tuple(np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+    client_examples = [task.examples_of(client) for client in task.client_ids]
+    return tuple(np.concatenate(arrays) for arrays in zip(*client_examples, strict=True))
 
 
 @TENSORFLOW
@@ -92,8 +92,8 @@ def test_another_partition_has_another_data_version(made):
 def test_partitioned_clients_respect_limits_and_batch_sizes(made):
     task = made("emnist", partition="quantity:1", clients=3, max_examples=5)
     assert {len(task.examples_of(client)[1]) for client in task.client_ids} == {5}
-    few = made("cifar10", partition="shards:2", clients=10, max_clients=30, batch_size=8)
-    assert (few.batch_size, len(pool(few)[1])) == (8, 30)
+    limited_task = made("cifar10", partition="shards:2", clients=10, max_clients=30, batch_size=8)
+    assert (limited_task.batch_size, len(pool(limited_task)[1])) == (8, 30)
     assert made("cifar10").batch_size == 1
     with refusal("clients=500 must be in 1..135"):
         made("cifar10", partition="dirichlet:1", clients=500)
@@ -115,8 +115,8 @@ def test_a_run_states_its_synthetic_clients_and_refuses_a_resume_with_others(fil
     assert (options["partition"], options["clients"]) == ("dirichlet:0.3", 10)
     assert run.plan["task"]["clients"] == 10
     resume = f"train --resume --quiet --out {tmp_path}/run"
-    for other in ("--partition shards:2", "-o clients=11", "--partition-seed 1"):
-        refused(f"{resume} {other}", "cannot resume", "with another config", "task_option.")
+    for other_options in ("--partition shards:2", "-o clients=11", "--partition-seed 1"):
+        refused(f"{resume} {other_options}", "cannot resume", "with another config", "task_option.")
     for statement in ("statement.md", "final_statement.md"):
         text = " ".join((tmp_path / "run" / statement).read_text().split())
         assert "10 synthetic clients by dirichlet:0.3 (seed 0) of" in text

@@ -22,8 +22,8 @@ WORDS = ("the", "cat", "sat")
     ],
 )
 def test_ids_equal_those_computed_by_hand(sentence, x, y):
-    made = Preprocessor(WORDS, 3, 4).encode([sentence.encode()])
-    assert [part.tolist() for part in made] == [[x], [y]]
+    encoded_arrays = Preprocessor(WORDS, 3, 4).encode([sentence.encode()])
+    assert [encoded_array.tolist() for encoded_array in encoded_arrays] == [[x], [y]]
 
 
 @given(

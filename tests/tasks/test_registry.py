@@ -59,15 +59,15 @@ def module(tmp_path, monkeypatch):
 @pytest.mark.usefixtures("clients_in_turn")
 def test_a_task_is_one_module_and_its_name(module, monkeypatch):
     monkeypatch.setitem(tasks.TASKS, "tiny", "tiny_task:tiny")
-    own = "--task tiny -o batch-size=3 -o label=none"
-    assert "validation accuracy" in printed_by(f"train --out run --quiet {own} {OPTIONS}")
+    task_options = "--task tiny -o batch-size=3 -o label=none"
+    assert "validation accuracy" in printed_by(f"train --out run --quiet {task_options} {OPTIONS}")
     run = fedmf.Run.load("run")
     assert (run.config.task, run.config.task_options) == ("tiny", {"batch_size": 3, "label": None})
     assert run.plan["task"]["name"] == "nameless"
     program("train --out run --quiet --resume")
     vary = "--vary task-option.batch-size=2,3 --dry-run"
-    shown = program(f"sweep --task tiny --out sweep {vary} {OPTIONS}").stdout
-    assert "task_option.batch_size=3" in shown
+    printed_text = program(f"sweep --task tiny --out sweep {vary} {OPTIONS}").stdout
+    assert "task_option.batch_size=3" in printed_text
     assert "Sequences in a batch." in program("train --task tiny --help").stdout
 
 
@@ -83,7 +83,7 @@ def test_a_task_of_another_package_is_found(name, module, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "words"),
     [
         ("tiny_task:none", "cannot be imported"),
         ("tiny_task:number", "is a int"),
@@ -96,8 +96,8 @@ def test_a_task_of_another_package_is_found(name, module, monkeypatch):
         ("tiny_task:tiny -o sentences=3", "its options are `batch-size`, `label`"),
     ],
 )
-def test_invalid_tasks_are_refused_in_one_sentence(arguments, said, module):
-    refused(f"train --task {arguments} --out run {OPTIONS}", said)
+def test_invalid_tasks_are_refused_in_one_sentence(arguments, words, module):
+    refused(f"train --task {arguments} --out run {OPTIONS}", words)
     assert not pathlib.Path("run").exists()
 
 
@@ -109,7 +109,7 @@ def test_a_task_s_own_import_of_tensorflow_is_quiet(tmp_path):
         name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"
     }
     code = "from fedmf.cli import main; main('train --task loud:absent --help'.split())"
-    done = subprocess.run(
+    finished_process = subprocess.run(
         [sys.executable, "-c", code],
         cwd=tmp_path,
         env=environment,
@@ -118,8 +118,8 @@ def test_a_task_s_own_import_of_tensorflow_is_quiet(tmp_path):
         timeout=300,
         check=False,
     )
-    assert done.returncode == 2
-    (line,) = done.stderr.splitlines()
+    assert finished_process.returncode == 2
+    (line,) = finished_process.stderr.splitlines()
     assert "module 'loud' has no attribute 'absent'" in line
 
 
@@ -143,8 +143,8 @@ def test_folders_of_the_user_named_tasks_and_experiments_change_nothing(tmp_path
         "for line in sys.argv[1:]: main(line.split())"
     )
     command = [sys.executable, "-c", code, *commands]
-    done = subprocess.run(
+    finished_process = subprocess.run(
         command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
     )
-    assert done.returncode == 0, done.stderr
-    assert "fedmf demo" in done.stdout
+    assert finished_process.returncode == 0, finished_process.stderr
+    assert "fedmf demo" in finished_process.stdout

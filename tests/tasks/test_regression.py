@@ -41,7 +41,7 @@ def test_the_features_have_the_spectrum(many):
 
 @pytest.mark.slow
 def test_least_squares_finds_the_weights(many):
-    x, y = (part.astype(np.float64) for part in many)
+    x, y = (array.astype(np.float64) for array in many)
     weights, squares, *_ = np.linalg.lstsq(x, y, rcond=None)
     spread = MANY.noise / np.sqrt(200_000 * data.eigenvalues(MANY))
     assert np.all(abs(weights[:, 0] - data.true_weights(MANY)) < 6 * spread)
@@ -51,31 +51,34 @@ def test_least_squares_finds_the_weights(many):
 
 @pytest.mark.slow
 def test_logistic_labels_follow_the_logits():
-    o = dataclasses.replace(MANY, kind="logistic")
-    x, y = data.split_examples(o, "validation")
+    options = dataclasses.replace(MANY, kind="logistic")
+    x, y = data.split_examples(options, "validation")
     assert set(y.ravel()) == {0, 1}
-    chance = 1 / (1 + np.exp(-(x @ data.true_weights(o)) / o.noise))
+    chance = 1 / (1 + np.exp(-(x @ data.true_weights(options)) / options.noise))
     for low in np.arange(0, 1, 0.1):
         among = (low <= chance) & (chance < low + 0.1)
         assert abs(y[among, 0].mean() - chance[among].mean()) < 6 * 0.5 / np.sqrt(among.sum())
 
 
 def test_clients_are_deterministic_and_differ_from_the_splits():
-    o = RegressionOptions(clients=30, evaluation_clients=3)
-    more = dataclasses.replace(o, clients=40)
-    for of in zip(*(data.client_examples(each, 29) for each in (o, more)), strict=True):
-        assert_array_equal(*of)
-    splits = [data.split_examples(o, split)[0] for split in ("validation", "test")]
-    parts = [*splits, *(data.client_examples(o, client)[0] for client in range(30))]
-    assert len(np.unique(np.concatenate(parts), axis=0)) == (30 + 3 + 3) * 20
-    other_seed = data.split_examples(dataclasses.replace(o, seed=1), "validation")[0]
+    options = RegressionOptions(clients=30, evaluation_clients=3)
+    more_clients = dataclasses.replace(options, clients=40)
+    for array_pair in zip(
+        *(data.client_examples(client_options, 29) for client_options in (options, more_clients)),
+        strict=True,
+    ):
+        assert_array_equal(*array_pair)
+    splits = [data.split_examples(options, split)[0] for split in ("validation", "test")]
+    example_arrays = [*splits, *(data.client_examples(options, client)[0] for client in range(30))]
+    assert len(np.unique(np.concatenate(example_arrays), axis=0)) == (30 + 3 + 3) * 20
+    other_seed = data.split_examples(dataclasses.replace(options, seed=1), "validation")[0]
     assert not np.array_equal(splits[0], other_seed)
 
 
 def test_the_version_changes_with_the_data():
-    o = RegressionOptions()
-    assert data.version(dataclasses.replace(o, batch_size=3)) == data.version(o)
-    assert data.version(dataclasses.replace(o, shift=0.0)) != data.version(o)
+    options = RegressionOptions()
+    assert data.version(dataclasses.replace(options, batch_size=3)) == data.version(options)
+    assert data.version(dataclasses.replace(options, shift=0.0)) != data.version(options)
 
 
 @pytest.mark.tensorflow
@@ -88,8 +91,8 @@ def test_the_logistic_task_is_learnt():
     task = regression(RegressionOptions(kind="logistic", clients=50, features=5))
     model = task.build_model(3)
     assert not np.any(model.get_weights()[0])
-    parts = [task.examples_of(client) for client in task.client_ids]
-    x, y = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+    client_examples = [task.examples_of(client) for client in task.client_ids]
+    x, y = (np.concatenate(arrays) for arrays in zip(*client_examples, strict=True))
     model.compile(tf.keras.optimizers.SGD(0.1), task.loss, task.metrics())
     tf.keras.utils.set_random_seed(0)
     model.fit(x, y, batch_size=20, epochs=3, verbose=0)

@@ -72,12 +72,12 @@ def test_examples_survive_the_round_trip(features):
 
 def test_an_existing_file_is_not_overwritten_without_the_option(tmp_path):
     path = write(tmp_path / "file")
-    before = records(path)
+    first_records = records(path)
     with refusal(r"file exists already: .*overwrite"):
         write(path, seed=2)
-    assert records(path) == before
-    assert records(write(path, seed=2, overwrite=True)) != before
-    assert records(write(path, overwrite=True)) == before  # the same seed, the same rows
+    assert records(path) == first_records
+    assert records(write(path, seed=2, overwrite=True)) != first_records
+    assert records(write(path, overwrite=True)) == first_records  # the same seed, the same rows
     assert os.listdir(tmp_path) == ["file"]
     with refusal(r"cannot write .*missing/file.*choose a folder"):
         write(tmp_path / "missing" / "file")
@@ -112,11 +112,15 @@ def test_an_interrupted_writer_leaves_nothing(tmp_path, monkeypatch):
 
 
 def test_describe_file_describes_the_synthetic_corpus(corpus_file):
-    found = describe_file(corpus_file)
-    assert found["origin"] == "synthetic corpus"
-    train = found["splits"]["train"]
+    description = describe_file(corpus_file)
+    assert description["origin"] == "synthetic corpus"
+    train = description["splits"]["train"]
     assert train["clients"] == train["sample"]["clients"] == 40
     assert train["examples"] == sum(split == "train" for split, *_ in records(corpus_file))
     assert 8 < train["sample"]["mean_sentence_length"] < 18
     assert set(train["sample"]["top_words"][:2]) == {"the", "."}
-    assert train["sample"]["last_date"] < "2018" <= found["splits"]["test"]["sample"]["first_date"]
+    assert (
+        train["sample"]["last_date"]
+        < "2018"
+        <= description["splits"]["test"]["sample"]["first_date"]
+    )

@@ -71,9 +71,11 @@ def test_validation_and_test_follow_one_another_in_the_order_of_the_papers_code(
     assert everything[: len(by_client[min(by_client)])] != by_client[min(by_client)]
     words = load_vocabulary(data.open_corpus(corpus_file), 200, progress=False).words
     splits = [task.evaluation_examples(split) for split in ("validation", "test")]
-    for *parts, whole in zip(*splits, Preprocessor(words, 200).encode(everything), strict=True):
-        assert_array_equal(np.concatenate(parts), whole)
-        assert len(parts[0]) == 100
+    for *split_arrays, whole_array in zip(
+        *splits, Preprocessor(words, 200).encode(everything), strict=True
+    ):
+        assert_array_equal(np.concatenate(split_arrays), whole_array)
+        assert len(split_arrays[0]) == 100
     assert "100 validation sentences" in task.description
 
 
@@ -105,7 +107,7 @@ def test_missing_examples_are_refused(corpus_copy):
         return made(corpus_copy, **SMALL)
 
     task = changed("DELETE FROM examples WHERE client_id = '2' AND split_name = 'train'")
-    assert [part.shape for part in task.client_examples("2")] == [(0, 20)] * 2
+    assert [array.shape for array in task.client_examples("2")] == [(0, 20)] * 2
     task = changed("DELETE FROM examples WHERE split_name = 'test' AND rowid % 2")
     with refusal("client_metadata lists"):
         task.evaluation_examples("validation")
@@ -117,25 +119,28 @@ def test_missing_examples_are_refused(corpus_copy):
 def test_another_vocabulary_has_another_data_version(corpus_file, tmp_path, published):
     """The ids of all examples change with it, and nothing else of what a resume compares."""
     path = pathlib.Path(shutil.copy(corpus_file, tmp_path / data.FILE_NAME))
-    before = made(path, **SMALL)
+    task_before = made(path, **SMALL)
     words = path.with_name(f"{data.FILE_NAME}.word_count")
     head, *counts = words.read_text().splitlines(keepends=True)
     if published:  # TFF's own, which is read beside a file that is not synthetic
         execute(path, "PRAGMA application_id = 0")
         words, head = path.with_suffix(".word_count"), ""
         words.write_text("".join(counts))
-        before = made(path, **SMALL)
-    assert made(path, **SMALL).data_version == before.data_version
+        task_before = made(path, **SMALL)
+    assert made(path, **SMALL).data_version == task_before.data_version
     words.write_text("".join([head, *counts[::-1]]))
-    after = made(path, **SMALL)
-    client = before.client_ids[0]
-    assert (after.client_examples(client)[0] != before.client_examples(client)[0]).any()
-    assert after.data_version != before.data_version
+    task_after = made(path, **SMALL)
+    client = task_before.client_ids[0]
+    assert (task_after.client_examples(client)[0] != task_before.client_examples(client)[0]).any()
+    assert task_after.data_version != task_before.data_version
     # The data file has not changed, nor has what is said of it.
-    assert after.data_version.partition("-")[0] == before.data_version.partition("-")[0]
-    assert after.description == before.description
+    assert task_after.data_version.partition("-")[0] == task_before.data_version.partition("-")[0]
+    assert task_after.description == task_before.description
 
 
 def test_a_copy_of_the_data_has_the_same_version(corpus_copy, task):
-    other = made(corpus_copy, validation_sentences=100, **SMALL)
-    assert (other.data_version, other.description) == (task.data_version, task.description)
+    copied_task = made(corpus_copy, validation_sentences=100, **SMALL)
+    assert (copied_task.data_version, copied_task.description) == (
+        task.data_version,
+        task.description,
+    )

@@ -78,22 +78,26 @@ def test_the_three_formats_give_the_same_file(tmp_path):
     jsonl.write_text("".join(json.dumps(line) + "\n" for line in lines))
     read = f"read_csv('{csv}', header = true, all_varchar = true)"
     write_parquet(parquet, f'SELECT "user", text FROM {read}')
-    made = []
+    file_contents = []
     for path in paths:
         summary, out = run(path, path.with_suffix(".sqlite"))
         assert (summary.rows, summary.rows_without_user, summary.rows_without_text) == (22, 0, 0)
-        made.append(sentences(out))
-    assert made[0] == made[1] == made[2]
+        file_contents.append(sentences(out))
+    assert file_contents[0] == file_contents[1] == file_contents[2]
     assert by_user(out)["ann"] == ['said " no " .', "twice , äöü"]
-    assert summary.users == {split: sum(s == split for s, _ in made[0]) for split in data.SPLITS}
-    assert sum(summary.sentences.values()) == sum(map(len, made[0].values())) == 43
+    assert summary.users == {
+        split: sum(s == split for s, _ in file_contents[0]) for split in data.SPLITS
+    }
+    assert sum(summary.sentences.values()) == sum(map(len, file_contents[0].values())) == 43
 
 
 def test_the_file_is_what_tffs_loader_and_ours_expect(table):
     summary, out = run(table)
-    found = describe_file(out)
-    assert found["origin"] == "imported text"
-    assert {split: found["splits"][split]["clients"] for split in data.SPLITS} == summary.users
+    description = describe_file(out)
+    assert description["origin"] == "imported text"
+    assert {
+        split: description["splits"][split]["clients"] for split in data.SPLITS
+    } == summary.users
     # Those that TFF's parser asks for.
     features = {tuple(sorted(example_proto.decode_example(record))) for *_, record in records(out)}
     assert features == {("creation_date", "score", "tags", "title", "tokens", "type")}
@@ -126,10 +130,10 @@ def test_every_user_is_in_a_split_that_a_command_reads():
 def test_users_are_split_by_a_keyed_hash(tmp_path):
     shares = {"heldout_users": 0.1, "test_users": 0.3}
     users = [f"user {i}" for i in range(20_000)]
-    splits, others = (
+    splits, other_splits = (
         [ImportOptions(seed=seed, **shares).split_of(user) for user in users] for seed in (0, 1)
     )
-    assert splits != others
+    assert splits != other_splits
     for split, share in (("heldout", 0.1), ("test", 0.3), ("train", 0.6)):
         assert abs(splits.count(split) / 20_000 - share) < 6 * (share * (1 - share) / 20_000) ** 0.5
     path = write_csv(tmp_path / "rows.csv", [(user, "hi") for user in users[:300]])
@@ -181,10 +185,10 @@ def test_parquet_columns_that_are_no_text_are_named(tmp_path):
 )
 def test_bad_arguments_are_named(table, out, options, words):
     table.with_name("corpus.sqlite").write_text("kept")
-    before = table.read_bytes()
+    content_before = table.read_bytes()
     with refusal(words):
         run(table, table.with_name(out), **options)
-    assert table.read_bytes() == before
+    assert table.read_bytes() == content_before
     assert sorted(os.listdir(table.parent)) == ["corpus.sqlite", "posts.csv"]
 
 
@@ -233,9 +237,9 @@ def test_a_killed_import_leaves_no_file_and_the_next_one_cleans_up(tmp_path):
 
 def test_data_import_writes_a_corpus_and_overwrites_on_request(table):
     out = table.with_name("corpus.sqlite")
-    ask = f"data import {table} --out {out} --quiet"
-    assert "users.train" in fedmf(ask).stdout
-    again = printed_by(f"{ask} --overwrite")
-    assert (again["path"], again["rows"]) == (str(out), 20)
-    assert sum(again["users"].values()) == 20
-    refused(ask, "corpus.sqlite", "--overwrite")
+    import_command = f"data import {table} --out {out} --quiet"
+    assert "users.train" in fedmf(import_command).stdout
+    printed_values = printed_by(f"{import_command} --overwrite")
+    assert (printed_values["path"], printed_values["rows"]) == (str(out), 20)
+    assert sum(printed_values["users"].values()) == 20
+    refused(import_command, "corpus.sqlite", "--overwrite")

@@ -46,9 +46,9 @@ def load(path, size=10):
 
 
 def test_words_are_ordered_by_train_users_then_by_name(tiny):
-    found = load(tiny)
-    assert found.words == ("a", "c", "b", "d")
-    assert found.source == "counted over all 3 train clients"
+    vocabulary = load(tiny)
+    assert vocabulary.words == ("a", "c", "b", "d")
+    assert vocabulary.source == "counted over all 3 train clients"
     assert load(tiny, 2).words == ("a", "c")
 
 
@@ -68,11 +68,11 @@ def test_the_count_is_cached_until_the_file_changes(tiny):
     "content", ["", "# something else\na 1\n", "\x00\xff", "{stamp}\nbroken line here\n"]
 )
 def test_a_damaged_cache_is_counted_anew(tiny, content):
-    first = load(tiny)
+    first_vocabulary = load(tiny)
     cache = tiny.with_name("tiny.sqlite.word_count")
     stamp = cache.read_text().splitlines()[0]
     cache.write_text(content.replace("{stamp}", stamp))
-    assert load(tiny) == first
+    assert load(tiny) == first_vocabulary
 
 
 def test_words_are_counted_without_a_writable_cache(tiny, monkeypatch):
@@ -109,9 +109,9 @@ def test_tff_s_word_count_is_read_from_the_cache_folder_of_tff(tiny, tmp_path, m
     real = tiny.rename(tiny.with_name(data.FILE_NAME))
     beside, of_cache_dir, of_keras = vocabulary.count_files(real)
     assert of_keras.parts[-3:-1] == (".keras", "datasets")
-    for words, place in (("the of", of_keras), ("of to", of_cache_dir), ("to a", beside)):
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_text("".join(f"{word} 9\n" for word in words.split()))
+    for words, count_path in (("the of", of_keras), ("of to", of_cache_dir), ("to a", beside)):
+        count_path.parent.mkdir(parents=True, exist_ok=True)
+        count_path.write_text("".join(f"{word} 9\n" for word in words.split()))
         assert load(real).words == tuple(words.split())
 
 

@@ -36,23 +36,23 @@ def test_a_suppressed_interrupt_is_raised_by_the_next_check():
 
 
 def test_handlers_of_other_code_and_other_threads_are_unchanged():
-    elses = lambda number, frame: None  # noqa: E731
-    signal.signal(signal.SIGINT, elses)
+    other_handler = lambda number, frame: None  # noqa: E731
+    signal.signal(signal.SIGINT, other_handler)
     try:
         with interrupts.deferred():
-            assert signal.getsignal(signal.SIGINT) is elses
+            assert signal.getsignal(signal.SIGINT) is other_handler
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    done = []
+    finished_work = []
 
     def work():
         with interrupts.deferred():
-            done.append("worked")
+            finished_work.append("worked")
 
     thread = threading.Thread(target=work)
     thread.start()
     thread.join()
-    assert done == ["worked"]
+    assert finished_work == ["worked"]
 
 
 PROGRAM = """
@@ -82,15 +82,21 @@ WORK = [
 @pytest.mark.parametrize("work", WORK, ids=["with Ctrl-C ignored", "deferred"])
 def test_sigterm_is_a_ctrl_c_with_a_status_of_its_own(work, tmp_path):
     command = [sys.executable, "-c", PROGRAM.format(work=work), str(tmp_path / "saved")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stdout, done.stderr.split()) == (143, "", ["caught"])
+    finished_process = subprocess.run(
+        command, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (
+        finished_process.returncode,
+        finished_process.stdout,
+        finished_process.stderr.split(),
+    ) == (143, "", ["caught"])
     assert (tmp_path / "saved").exists()
 
 
 def test_nohup_continues_to_ignore_hangups():
     # Ray takes SIGTERM for itself, in a process of whatever tests came before.
     handlers = {signal.SIGHUP: signal.SIG_IGN, signal.SIGTERM: signal.SIG_DFL}
-    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    old_handlers = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         with interrupts.handled(*interrupts.ENDING_SIGNALS):
             signal.raise_signal(signal.SIGHUP)
@@ -98,7 +104,7 @@ def test_nohup_continues_to_ignore_hangups():
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     finally:
-        for number, handler in before.items():
+        for number, handler in old_handlers.items():
             signal.signal(number, handler)
 
 

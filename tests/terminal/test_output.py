@@ -17,14 +17,14 @@ def ended(call, output):
 def test_a_command_without_a_reader_ends_without_a_message(call):
     reading, writing = os.pipe()
     os.close(reading)
-    done = ended(call, writing)
+    finished_process = ended(call, writing)
     os.close(writing)
-    assert (done.returncode, done.stderr) == (141, b"")
+    assert (finished_process.returncode, finished_process.stderr) == (141, b"")
 
 
 def test_an_output_without_room_fails_in_one_sentence():
     with open("/dev/full", "wb") as full:
-        done = ended("completion bash", full)
-    assert done.returncode == 1
-    assert done.stderr.count(b"\n") == 1
-    assert b"No space left" in done.stderr
+        finished_process = ended("completion bash", full)
+    assert finished_process.returncode == 1
+    assert finished_process.stderr.count(b"\n") == 1
+    assert b"No space left" in finished_process.stderr

@@ -42,8 +42,8 @@ def drawn(rows, columns, program=PROGRAM):
     os.close(terminal)
     text = b""
     with contextlib.suppress(OSError):  # nobody has the terminal open any more
-        while part := os.read(master, 65536):
-            text += part
+        while chunk := os.read(master, 65536):
+            text += chunk
     os.close(master)
     return [line for line in text.decode().replace("\n", "\r").split("\r") if line]
 
@@ -53,25 +53,27 @@ def test_a_terminal_of_any_size_shows_rounds_speed_and_time_left(columns, width)
     lines = drawn(24, columns)
     assert len(lines) > 3
     assert max(map(len, lines)) == width
-    assert all(part in lines[-2] for part in ("rounds:", "/20 [", "it/s", "<00:")), lines[-2]
+    assert all(
+        expected_text in lines[-2] for expected_text in ("rounds:", "/20 [", "it/s", "<00:")
+    ), lines[-2]
 
 
 def test_a_file_gets_a_line_every_ten_seconds():
-    done = subprocess.run(
+    finished_process = subprocess.run(
         [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True
     )
-    assert len(done.stderr.split("\r")) <= 3
-    assert "20/20" in done.stderr
+    assert len(finished_process.stderr.split("\r")) <= 3
+    assert "20/20" in finished_process.stderr
 
 
 def test_work_without_steps_shows_that_time_goes_on():
     lines = drawn(24, 120, LONG)
     for name in ("reading", "fit"):
         times = {
-            second
-            for second in (1, 2)
+            num_seconds
+            for num_seconds in (1, 2)
             for line in lines
-            if f"{name}" in line and f"00:0{second}" in line
+            if f"{name}" in line and f"00:0{num_seconds}" in line
         }
         assert times == {1, 2}, lines
     assert not any("too short" in line for line in lines)

@@ -46,11 +46,11 @@ def message_of(call, *arguments, **options):
 def test_a_digest_of_objects_is_that_of_their_values():
     texts = ["".join(["user", str(owner)]) for owner in OWNERS]
     same_texts = ["".join(["user", str(owner)]) for owner in OWNERS]
-    first, second = (
+    first_digest, second_digest = (
         linear_task(client_ids=np.array(ids, object)).data_version for ids in (texts, same_texts)
     )
-    assert first == second
-    assert first != linear_task(client_ids=np.array(texts[::-1], object)).data_version
+    assert first_digest == second_digest
+    assert first_digest != linear_task(client_ids=np.array(texts[::-1], object)).data_version
     assert digest(np.array([1, "a"], object)) == digest(np.array([1, "".join("a")], object))
     assert digest(np.array([1, "a"], object)) != digest(np.array(["1", "a"], object))
     assert "of which there is no digest" in message_of(digest, np.array([object()], object))
@@ -111,14 +111,14 @@ def test_evaluate_gets_plain_labels_whatever_the_weights():
         x, y = examples
         return {"share": np.mean(np.round(y) == np.round(x @ weights[0])), "loss": 1.0}
 
-    seen = []
+    seen_labels = []
     for changes in ({}, {"sample_weight": np.full(len(Y), 2.0)}):
         task = linear_task(evaluate=shares, **changes)
         weights = [np.array([1.0, -2.0, 0.5]), np.zeros(1)]
-        seen.append(Evaluator(task, config())(weights, "test"))
+        seen_labels.append(Evaluator(task, config())(weights, "test"))
         assert task.headline == "share"
-    assert seen[0] == seen[1]
-    assert 0.5 < seen[0]["share"] < 1
+    assert seen_labels[0] == seen_labels[1]
+    assert 0.5 < seen_labels[0]["share"] < 1
 
 
 def test_weighted_labels_cannot_be_taken_for_an_array():

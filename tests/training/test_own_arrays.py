@@ -126,11 +126,11 @@ def test_writes_of_functions_to_their_arrays_change_no_run(tmp_path, untouched, 
 
 
 def test_initial_weights_of_a_task_are_copies():
-    own = initial_weights(3)
-    task = linear_task(learner=PassesArraysOn(weights=own))
+    own_weights = initial_weights(3)
+    task = linear_task(learner=PassesArraysOn(weights=own_weights))
     expected = initial_weights(3)
-    warm = task.starting_from(own)
-    for changed in (own, task.initial_weights(3), warm.initial_weights(3)):
+    warm = task.starting_from(own_weights)
+    for changed in (own_weights, task.initial_weights(3), warm.initial_weights(3)):
         overwrite(changed)
         for same_task in (task, warm):
             np.testing.assert_array_equal(same_task.initial_weights(3)[0], expected[0])
@@ -165,8 +165,8 @@ def test_nan_in_weights_does_not_count_as_a_change():
     settings = ClientSettings(task="t", seed=0, batch_size=1, spec=None, cohort_size=1)
     work = learner().client_work(settings, Machine())
     sent = Broadcast([np.full(3, np.nan), np.zeros(1)], ClientParams(1.0, np.inf, ()))
-    [part] = sums_of_copies(work, sent, [[ClientData([])]])
-    assert part.zeroed == 1
+    [group_sum] = sums_of_copies(work, sent, [[ClientData([])]])
+    assert group_sum.zeroed == 1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -193,11 +193,11 @@ class InPlaceMomentum(ServerOptimizer):
 def test_a_server_optimizer_that_works_in_place_trains_and_resumes(tmp_path, registered):
     optimizer = registered(InPlaceMomentum())
     task, settings = linear_task(), config(rounds=4)
-    whole = train(tmp_path / "whole", settings, task, server_optimizer=optimizer)
+    whole_run = train(tmp_path / "whole", settings, task, server_optimizer=optimizer)
     stop = [training.StopAfter(2)]
     train(tmp_path / "run", settings, task, server_optimizer=optimizer, callbacks=stop)
     resumed = train(tmp_path / "run", settings, task, server_optimizer=optimizer, resume=True)
-    np.testing.assert_array_equal(resumed.weights[0], whole.weights[0])
+    np.testing.assert_array_equal(resumed.weights[0], whole_run.weights[0])
     np.testing.assert_array_equal(task.initial_weights(3)[0], initial_weights(3)[0])
     velocity, weight = 0.0, np.zeros(2, np.float32)
     state = checked_initial_state(InPlaceMomentum(), [weight])
@@ -301,11 +301,11 @@ def test_the_checked_sum_of_a_group_is_the_added_one():
 
 
 def test_counts_of_a_group_are_numbers_of_python():
-    part = group_of(
+    group_sum = group_of(
         clients=np.int64(2), zeroed=np.int32(1), not_finite=np.uint8(1), examples=np.int64(7),
         loss_sum=np.array(0.5, np.float32),
     )  # fmt: skip
-    [copied] = check_group_sums([part], [2], shapes=[(3,)], clip_norm=1.0)
+    [copied] = check_group_sums([group_sum], [2], shapes=[(3,)], clip_norm=1.0)
     assert [type(number) for number in copied[1:7]] == [int, int, int, int, float, int]
 
 
@@ -325,8 +325,8 @@ def test_counts_of_a_group_are_numbers_of_python():
     ],
 )
 def test_a_group_that_is_no_sum_is_refused_before_the_noise(changes, words):
-    parts = check_group_sums([group_of(**changes)], [2], shapes=[(3,)], clip_norm=1.0)
-    assert words in message_of(lambda: list(parts))
+    group_sums = check_group_sums([group_of(**changes)], [2], shapes=[(3,)], clip_norm=1.0)
+    assert words in message_of(lambda: list(group_sums))
 
 
 @pytest.mark.parametrize("name", ["client_examples", "evaluation_examples"])

@@ -168,7 +168,10 @@ def trained_by_keras(x, y, build, loss, weights):
                 loss_sum += np.ravel(value)[0] * len(rows)
                 num_examples += len(rows)
         client_weights = zip(total, initial_weights, model.get_weights(), strict=True)
-        total = [leaf + before - after for leaf, before, after in client_weights]
+        total = [
+            leaf + weight_before - weight_after
+            for leaf, weight_before, weight_after in client_weights
+        ]
     return total, loss_sum / num_examples
 
 

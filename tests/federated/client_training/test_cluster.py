@@ -157,7 +157,7 @@ def test_a_machine_leaves_and_another_joins(machines, alone, tmp_path):
 
 
 def test_ctrl_c_ends_a_round_under_way(machines, alone, tmp_path):
-    old = signal.signal(signal.SIGINT, signal.default_int_handler)
+    old_handler = signal.signal(signal.SIGINT, signal.default_int_handler)
     pressed = []
 
     def press(t):
@@ -176,7 +176,7 @@ def test_ctrl_c_ends_a_round_under_way(machines, alone, tmp_path):
             train(tmp_path / "run", on_round=press)
         assert time.monotonic() - pressed[0] < 5
     finally:
-        signal.signal(signal.SIGINT, old)
+        signal.signal(signal.SIGINT, old_handler)
     assert_same_run(gone_on_with(tmp_path / "run"), alone)
 
 
@@ -244,11 +244,13 @@ def test_a_call_that_is_over_is_not_cancelled(machines, monkeypatch):
 def test_workers_read_the_data_themselves(machines, alone, tmp_path, monkeypatch):
     read_clients = []
     task = small_task()
-    seen = dataclasses.replace(
+    reading_task = dataclasses.replace(
         task, client_examples=lambda name: read_clients.append(name) or task.client_examples(name)
     )
     assert_same_run(
-        train(tmp_path / "run", task=seen, worker_task=small_task, on_start=read_clients.clear),
+        train(
+            tmp_path / "run", task=reading_task, worker_task=small_task, on_start=read_clients.clear
+        ),
         alone,
     )
     assert not read_clients
@@ -274,9 +276,9 @@ def test_a_task_that_cannot_be_sent_is_refused(machines, tmp_path):
 
 def test_a_killed_driver_leaves_no_process_and_its_run_resumes(alone, tmp_path):
     command = [sys.executable, "-m", "tests.federated.run_small", tmp_path / "run", "cluster", "3"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == -signal.SIGKILL, done.stderr
-    pids = done.stdout.split("workers ")[1].split()
+    finished_process = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert finished_process.returncode == -signal.SIGKILL, finished_process.stderr
+    pids = finished_process.stdout.split("workers ")[1].split()
     assert len(pids) >= 3
     deadline = time.monotonic() + 30
     while (

@@ -76,8 +76,8 @@ def forged(**changes):
 
 
 def record(change):
-    first, second = honest().values
-    return forged(values=[change(first), second])
+    first_values, second_values = honest().values
+    return forged(values=[change(first_values), second_values])
 
 
 @pytest.mark.parametrize(

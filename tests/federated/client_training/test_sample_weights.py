@@ -63,8 +63,8 @@ def test_a_loss_function_receives_the_weights(sums_of):
 def test_an_update_is_clipped_whatever_the_weights(small, sums_of):
     """The last client's weights are large, and then so large that its update overflows."""
     summed = sums_of(task_of(), settings(clip_norm=0.5), small)
-    *other_clients, last = cohort_of(task_of())
-    epoch = last.epochs[0]
+    *other_clients, last_client = cohort_of(task_of())
+    epoch = last_client.epochs[0]
     for weight, zeroed in ((1e2, 0), (1e30, 1)):
         huge = (epoch[0], epoch[1]._replace(weights=np.full(SIZES[-1], weight, np.float32)))
         with_it, without = (summed(cohort) for cohort in ([*other_clients, [huge]], other_clients))
@@ -77,13 +77,13 @@ def test_an_update_is_clipped_whatever_the_weights(small, sums_of):
 
 def test_evaluation_counts_each_example_once():
     task = task_of()
-    plain = task_of(weights={})
+    unweighted_task = task_of(weights={})
     weights = [v.numpy() for v in task.build_model(3).trainable_variables]
-    expected = Evaluator(plain, settings())(weights, "test")
+    expected = Evaluator(unweighted_task, settings())(weights, "test")
     assert Evaluator(task, settings())(weights, "test") == expected
     weighted_metrics, plain_metrics = (
         Evaluator(some_task, settings()).on(weights, some_task.examples_of("3"))
-        for some_task in (task, plain)
+        for some_task in (task, unweighted_task)
     )
     assert weighted_metrics == plain_metrics
     task.learner.check(task, settings(private_metrics=0.1))
@@ -91,8 +91,8 @@ def test_evaluation_counts_each_example_once():
 
 def functions(sample_weight, **changes):
     """Returns the same task, made from functions."""
-    plain = task_of(weights={})
-    return dataclasses.replace(plain, sample_weight=sample_weight, **changes)
+    unweighted_task = task_of(weights={})
+    return dataclasses.replace(unweighted_task, sample_weight=sample_weight, **changes)
 
 
 def weights_of(name):

@@ -64,9 +64,11 @@ def test_a_run_has_the_same_bits_with_any_number_of_threads(tmp_path):
         folder = tmp_path / str(threads)
         command = [sys.executable, "-m", "tests.federated.run_threads", folder, str(threads)]
         command += executions
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=400)
-        assert done.returncode == 0, done.stderr
-        printed = json.loads(done.stdout.splitlines()[-1])
+        finished_process = subprocess.run(
+            command, cwd=ROOT, capture_output=True, text=True, timeout=400
+        )
+        assert finished_process.returncode == 0, finished_process.stderr
+        printed = json.loads(finished_process.stdout.splitlines()[-1])
         for report in printed.values():
             assert report["tensorflow"] == [1, threads]
         runs.append(fedmf.Run.load(folder / "fast"))

@@ -203,12 +203,12 @@ def test_a_client_moves_no_update_of_others(num_examples, sums_of, vectorized_ma
     """Others have the same bits with the client and without it, and in other slots."""
     settings = config(client_learning_rate=0.7, cohort_size=8)
     sums = sums_of(chaotic_task(), settings, 10_000)
-    others = [random_client(100 + i, 12 + i, 20) for i in range(7)]
+    other_clients = [random_client(100 + i, 12 + i, 20) for i in range(7)]
     client = random_client(7, num_examples, 20)
-    without = flat(sums(others))
+    without = flat(sums(other_clients))
     alone = flat(sums([client]))
     for position in (0, 3, 7):
-        cohort = [*others[:position], client, *others[position:]]
+        cohort = [*other_clients[:position], client, *other_clients[position:]]
         # Sums in float64 differ by the order of their terms.
         np.testing.assert_allclose(flat(sums(cohort)) - without, alone, rtol=0, atol=1e-14)
     assert vectorized_map_calls
@@ -241,8 +241,10 @@ def test_a_client_of_several_examples_moves_no_update_of_clients_of_one(
 ):
     """Only clients of one example are vectorised if the model is not small."""
     sums = sums_of(chaotic_task(batch_size=1), config(cohort_size=8), 0)
-    others = [random_client(100 + i, 1, 1) for i in range(7)]
+    other_clients = [random_client(100 + i, 1, 1) for i in range(7)]
     client = random_client(7, 2, 1)
-    difference = flat(sums([*others[:3], client, *others[3:]])) - flat(sums(others))
+    difference = flat(sums([*other_clients[:3], client, *other_clients[3:]])) - flat(
+        sums(other_clients)
+    )
     np.testing.assert_allclose(difference, flat(sums([client])), rtol=0, atol=1e-14)
     assert vectorized_map_calls

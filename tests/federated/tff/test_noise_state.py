@@ -108,12 +108,15 @@ def test_a_state_of_another_adaptive_clip_norm_is_refused():
 
 def test_a_state_of_another_zeroing_or_scaling_is_refused():
     """A repeated round with another zeroing norm or scaling has other updates under its noise."""
-    plain = query_of()
-    adam, slower = (plain.with_scaling(Scaling(rule="adam", every=every)) for every in (1, 2))
+    plain_query = query_of()
+    adam, slower = (
+        plain_query.with_scaling(Scaling(rule="adam", every=update_interval))
+        for update_interval in (1, 2)
+    )
     for query, other_query in (
-        (plain, query_of(zeroing_norm=1.0)),
-        (plain, query_of(divisor=2)),
-        (plain, plain.with_entry_rounding(1e-9)),
+        (plain_query, query_of(zeroing_norm=1.0)),
+        (plain_query, query_of(divisor=2)),
+        (plain_query, plain_query.with_entry_rounding(1e-9)),
         (adam, slower),
     ):
         state = query.initial_global_state()
@@ -162,16 +165,16 @@ def turned(svd, seed):
     rng = np.random.default_rng(seed)
 
     def random_svd(*arguments, **options):
-        left, values, right = svd(*arguments, **options)
+        left_vectors, values, right_vectors = svd(*arguments, **options)
         start = 0
         for end in range(1, len(values) + 1):
             if end == len(values) or values[end] < (1 - 1e-9) * values[start]:
                 turn, _ = np.linalg.qr(rng.standard_normal((end - start, end - start)))
                 turn *= rng.choice([-1.0, 1.0])
-                left[:, start:end] = left[:, start:end] @ turn.T
-                right[start:end] = turn @ right[start:end]
+                left_vectors[:, start:end] = left_vectors[:, start:end] @ turn.T
+                right_vectors[start:end] = turn @ right_vectors[start:end]
                 start = end
-        return left, values, right
+        return left_vectors, values, right_vectors
 
     return random_svd
 

@@ -90,9 +90,9 @@ def test_no_scaled_update_exceeds_the_clip_norm_and_scales_are_finite_and_positi
     rng = np.random.default_rng(5)
     query = query_of(rule)
     for exponent in (-45.0, -20.0, -3.0, 0.0, 12.0, 30.0, 38.0):
-        seen = rng.normal(size=SIZE) * 10.0 ** rng.uniform(-10, 0, SIZE) * 10.0**exponent
+        releases = rng.normal(size=SIZE) * 10.0 ** rng.uniform(-10, 0, SIZE) * 10.0**exponent
         state = initial_scaling([spec.shape for spec in SPECS], tf)
-        scaling = scaling_after(rule, state, [tf.constant(seen, tf.float32)], 0, tf)
+        scaling = scaling_after(rule, state, [tf.constant(releases, tf.float32)], 0, tf)
         s = scaling.scales[0].numpy()
         assert np.all((s > 0) & np.isfinite(s))
         params = query.derive_sample_params(query.initial_global_state()._replace(scaling=scaling))

@@ -24,7 +24,7 @@ print(*worker_processes(), flush=True)
 def test_no_worker_outlives_a_program_that_ends():
     """The workers are fedmf's and TFF's own; test_loop.py kills a program."""
     # The workers hold the output: reading it ends when they do.
-    done = subprocess.run(
+    finished_process = subprocess.run(
         [sys.executable, "-c", PROGRAM],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -32,7 +32,7 @@ def test_no_worker_outlives_a_program_that_ends():
         timeout=120,
         check=False,
     )
-    files = [pathlib.Path(f"/proc/{pid}/exe") for pid in done.stdout.split()]
+    files = [pathlib.Path(f"/proc/{pid}/exe") for pid in finished_process.stdout.split()]
     assert len(files) == 2
     deadline = time.monotonic() + 10
     while (living := [*filter(pathlib.Path.exists, files)]) and time.monotonic() < deadline:

@@ -112,13 +112,13 @@ def test_releases_contain_the_clipped_updates_of_participating_canaries(tmp_path
     """
     still = {"family": "none", "epsilon": None, "client_learning_rate": 1e-9}
     run = train(tmp_path / "run", config(**adaptive | still))
-    seen = evidence(run)
+    canary_evidence = evidence(run)
     rounds = took_part(run)
-    expected = run.config.clip_norm * rounds * seen["included"]
-    assert 15 < seen["included"].sum() < 45
+    expected = run.config.clip_norm * rounds * canary_evidence["included"]
+    assert 15 < canary_evidence["included"].sum() < 45
     # Products of two directions have variance 1 / 6002; up to 20 canaries meet.
     meeting = run.config.clip_norm * np.sqrt(20 / 6002)
-    assert np.abs(seen["releases"] - expected).max() < 6 * meeting
+    assert np.abs(canary_evidence["releases"] - expected).max() < 6 * meeting
     result = audit_run_canaries(run)
     assert result.took_part == CANARIES
     assert not result.exceeded  # nothing is claimed

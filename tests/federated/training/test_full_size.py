@@ -49,9 +49,9 @@ def run(
     arguments = [folder, execution, rounds, mechanism, clients, sentences]
     command = [sys.executable, "-m", "tests.federated.full_size", *map(str, arguments)]
     options = {"env": os.environ | environment, "capture_output": True, "text": True}
-    done = subprocess.run(command, timeout=800, **options)
-    assert done.returncode == 0, done.stderr[-3000:]
-    peaks = json.loads(done.stdout.splitlines()[-1])
+    finished_process = subprocess.run(command, timeout=800, **options)
+    assert finished_process.returncode == 0, finished_process.stderr[-3000:]
+    peaks = json.loads(finished_process.stdout.splitlines()[-1])
     assert sum(peaks.values()) * 2**30 < under_gb * 1e9, peaks
     newest = newest_round(folder)
     assert newest.t == rounds - 1

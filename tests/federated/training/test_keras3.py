@@ -31,19 +31,19 @@ NAMED = r"Keras 3 .*Keras 2 \(the package tf-keras\): make it with tf.keras, aft
 )
 def test_a_program_where_tf_keras_is_keras_3_is_refused_at_import(begin, variables):
     environment = {k: v for k, v in os.environ.items() if k != "TF_USE_LEGACY_KERAS"}
-    done = subprocess.run(
+    finished_process = subprocess.run(
         [sys.executable, "-c", f"{begin}\nfrom fedmf import federated"],
         env=environment | variables,
         capture_output=True,
         text=True,
         timeout=300,
     )
-    assert done.returncode == 1
-    last_line = done.stderr.splitlines()[-1]
+    assert finished_process.returncode == 1
+    last_line = finished_process.stderr.splitlines()[-1]
     message = f"ImportError: tf.keras is Keras {keras.__version__} here, and fedmf trains models of"
     assert last_line.startswith(f"{message} Keras 2 (the package tf-keras): import fedmf.federated")
     assert last_line.endswith("TF_USE_LEGACY_KERAS=1 before Python starts")
-    assert "Thread-" not in done.stderr
+    assert "Thread-" not in finished_process.stderr
 
 
 def keras3_model(seed=0):

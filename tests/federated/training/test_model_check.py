@@ -21,11 +21,11 @@ class Seen(layers.Layer):
         self.table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.float32, 0.0)
 
     def call(self, x):
-        before = self.table.lookup(tf.constant([0], tf.int64))
+        earlier_inputs = self.table.lookup(tf.constant([0], tf.int64))
         with tf.control_dependencies(
             [self.table.insert(tf.constant([0], tf.int64), [tf.reduce_sum(x)])]
         ):
-            return tf.ensure_shape(x + before, x.shape)
+            return tf.ensure_shape(x + earlier_inputs, x.shape)
 
 
 class PartOfVariable(layers.Layer):
@@ -62,8 +62,8 @@ class Staged(layers.Layer):
 
     def call(self, x):
         with tf.control_dependencies([tf.raw_ops.Stage(values=[x], shared_name="attack")]):
-            (before,) = tf.raw_ops.Unstage(dtypes=[tf.float32], shared_name="attack")
-        return tf.ensure_shape(before, x.shape)
+            (earlier_inputs,) = tf.raw_ops.Unstage(dtypes=[tf.float32], shared_name="attack")
+        return tf.ensure_shape(earlier_inputs, x.shape)
 
 
 def sampled(x):

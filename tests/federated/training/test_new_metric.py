@@ -22,7 +22,9 @@ class StepLength(RoundMetric):
 
     def compute(self, finished):
         pairs = zip(finished.weights_after, finished.weights_before, strict=True)
-        return math.hypot(*(np.linalg.norm(after - before) for after, before in pairs))
+        return math.hypot(
+            *(np.linalg.norm(weight_after - weight_before) for weight_after, weight_before in pairs)
+        )
 
 
 class FirstClient(RoundMetric):
@@ -52,17 +54,21 @@ def test_a_metric_has_a_column_that_the_guarantee_does_not_cover(tmp_path):
     assert all(row["step_length"] > 0 for row in rows)
     assert "step_length" in run.table()
     # The participants of each round, in the task's order.
-    first = [line.split(",") for line in (run.path / "participation.csv").read_text().split()[1:]]
-    assert rows[2]["first_client"] == min(int(client) for t, client in first if t == "2")
+    participation_rows = [
+        line.split(",") for line in (run.path / "participation.csv").read_text().split()[1:]
+    ]
+    assert rows[2]["first_client"] == min(
+        int(client) for t, client in participation_rows if t == "2"
+    )
     # Negative control: nothing has the column unasked.
     assert "step_length" not in train(tmp_path / "bare", config()).table()
 
 
 def test_invalid_metrics_are_refused():
     check_round_metrics("round_metrics", [named("a"), named("b")])
-    for wrong in (None, "loss", StepLength(), [StepLength], [len]):
+    for invalid_metric in (None, "loss", StepLength(), [StepLength], [len]):
         with refusal("round_metrics", TypeError):
-            check_round_metrics("round_metrics", wrong)
+            check_round_metrics("round_metrics", invalid_metric)
     for name in ("train_loss", "private", "round", "two words", None, ""):
         with refusal(f"name={name!r}"):
             check_round_metrics("round_metrics", [named(name)])

@@ -110,9 +110,9 @@ def test_metrics_are_named_by_whether_the_guarantee_covers_them(changes, covered
         "round": 3, "train_loss": 1.0, "clients": 4, "noise_stddev": 0.1, "clip_norm": 0.2,
         "scale_drift": 0.3, "private": {"loss": 2.0}, "validation": {"loss": 3.0}, "new": None,
     }  # fmt: skip
-    seen = Training.scalars(types.SimpleNamespace(plan=config(**changes).plan()), row)
-    assert [name for name in sorted(seen) if name.startswith("covered/")] == covered.split()
-    assert {name.split("covered/")[1]: seen[name] for name in seen} == {
+    scalars = Training.scalars(types.SimpleNamespace(plan=config(**changes).plan()), row)
+    assert [name for name in sorted(scalars) if name.startswith("covered/")] == covered.split()
+    assert {name.split("covered/")[1]: scalars[name] for name in scalars} == {
         "train_loss": 1.0, "clients": 4, "noise_stddev": 0.1, "clip_norm": 0.2, "scale_drift": 0.3,
         "private/loss": 2.0, "validation/loss": 3.0,
     }  # fmt: skip

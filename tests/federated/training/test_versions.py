@@ -45,23 +45,23 @@ def runs(request, folders):
 
 
 def test_draws_are_bitwise_identical_and_noise_agrees_to_float32_rounding(folders):
-    old, new = (np.load(folder / "noise.npz") for folder in folders)
-    np.testing.assert_array_equal(new["draws"], old["draws"])
+    old_noise, new_noise = (np.load(folder / "noise.npz") for folder in folders)
+    np.testing.assert_array_equal(new_noise["draws"], old_noise["draws"])
     # Products of matrices are summed in another order by another OpenBLAS.
-    np.testing.assert_allclose(new["rows"], old["rows"], rtol=0, atol=1e-6)
-    assert old["rows"].std() > 0.5
+    np.testing.assert_allclose(new_noise["rows"], old_noise["rows"], rtol=0, atol=1e-6)
+    assert old_noise["rows"].std() > 0.5
 
 
 def test_the_runs_are_of_different_versions(runs):
-    old, new = (run.plan["versions"] for run in runs)
+    old_versions, new_versions = (run.plan["versions"] for run in runs)
     for name in ("python", "tensorflow", "numpy", "scipy"):
-        assert old[name] != new[name]
+        assert old_versions[name] != new_versions[name]
 
 
 def test_cohorts_and_initial_weights_are_bitwise_identical(runs):
-    old, new = runs
+    old_run, new_run = runs
     for name in ("participation.csv", "config.json"):
-        assert (new.path / name).read_bytes() == (old.path / name).read_bytes()
+        assert (new_run.path / name).read_bytes() == (old_run.path / name).read_bytes()
     old_identity, new_identity = (
         json.loads((run.path / "private/identity.json").read_text()) for run in runs
     )
@@ -74,12 +74,12 @@ def test_cohorts_and_initial_weights_are_bitwise_identical(runs):
 
 
 def test_models_and_metrics_agree_to_float32_rounding(runs):
-    old, new = runs
-    for weight, expected in zip(new.weights, old.weights, strict=True):
+    old_run, new_run = runs
+    for weight, expected in zip(new_run.weights, old_run.weights, strict=True):
         np.testing.assert_allclose(weight, expected, rtol=1e-5, atol=1e-6)
-    first_loss, *_, last_loss = (row["train_loss"] for row in new.metrics)
+    first_loss, *_, last_loss = (row["train_loss"] for row in new_run.metrics)
     assert abs(last_loss / first_loss - 1) > 0.05  # what is compared depends on the training
-    for row, expected in zip(new.metrics, old.metrics, strict=True):
+    for row, expected in zip(new_run.metrics, old_run.metrics, strict=True):
         validation = row.pop("validation", {})
         expected_validation = expected.pop("validation", {})
         assert validation == pytest.approx(expected_validation, rel=1e-4)

@@ -33,9 +33,9 @@ def test_a_run_trains_and_execution_tff_says_what_to_install(tmp_path):
         f"train --out {tmp_path}/run --task regression --rounds 2 --cohort-size 4 --min-sep 2 "
         "--epsilon 8 --noise-seed 1 --quiet --server-learning-rate 0.001"
     )
-    done = without_tff(run, run.replace("/run", "/other") + " --execution tff")
+    finished_process = without_tff(run, run.replace("/run", "/other") + " --execution tff")
     assert (tmp_path / "run" / "final_statement.md").exists()
     # TensorFlow's complaints of a missing GPU, on import or when training begins, are not shown.
-    error, status = done.stderr.splitlines()
+    error, status = finished_process.stderr.splitlines()
     assert "needs TensorFlow Federated 0.87 and TensorFlow Privacy" in error
     assert status == "status 1"

@@ -42,12 +42,12 @@ def steps_of(folder, workload=None, participation=SINGLE, **options):
 
 
 def test_a_repeated_fit_is_read_from_the_cache(tmp_path):
-    first, steps = steps_of(tmp_path / "new")
+    first_fit, steps = steps_of(tmp_path / "new")
     assert steps > 0
     second_fit, steps = steps_of(tmp_path / "new")
     assert steps == 0
-    assert np.array_equal(first.encoder(), second_fit.encoder())
-    assert first.certificate == second_fit.certificate
+    assert np.array_equal(first_fit.encoder(), second_fit.encoder())
+    assert first_fit.certificate == second_fit.certificate
 
 
 def test_every_input_of_a_fit_changes_its_file_name(tmp_path):

@@ -108,9 +108,9 @@ def test_steps_are_counted_on_and_a_fit_that_stops_short_warns(name):
 def test_a_fit_within_its_tolerance_does_not_warn_and_is_deterministic(name):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        first = fit(name)
-        second = fit(name)
-    assert np.array_equal(first.encoder(), second.encoder())
+        first_fit = fit(name)
+        second_fit = fit(name)
+    assert np.array_equal(first_fit.encoder(), second_fit.encoder())
 
 
 SCHEMAS = {
