@@ -39,7 +39,8 @@ def _installed(package: str) -> bool:
 # collected. Other tests that need TFF ask
 # for the fixture `tff`, or have it as a parameter.
 TFF = _installed("tensorflow_federated")
-collect_ignore_glob, collect_ignore = [], []
+collect_ignore_glob = []
+collect_ignore = []
 if not TFF:
     collect_ignore_glob += ["federated/tff/*"]
 if not _installed("flwr"):

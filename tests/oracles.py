@@ -11,7 +11,9 @@ def allowed_sets(participation) -> list[tuple[int, ...]]:
 
     The rules are those of the words that describe each schema.
     """
-    n, b, k = participation.rounds, participation.min_sep, participation.max_participations
+    n = participation.rounds
+    b = participation.min_sep
+    k = participation.max_participations
     allowed = []
     for size in range(1, n + 1):
         for round_set in itertools.combinations(range(n), size):
@@ -35,7 +37,9 @@ def maximal_sets(participation) -> list[tuple[int, ...]]:
     """Returns the allowed sets that no other allowed set contains."""
     allowed = [frozenset(round_set) for round_set in allowed_sets(participation)]
     return sorted(
-        tuple(sorted(s)) for s in allowed if not any(s < larger_set for larger_set in allowed)
+        tuple(sorted(allowed_set))
+        for allowed_set in allowed
+        if not any(allowed_set < larger_set for larger_set in allowed)
     )
 
 

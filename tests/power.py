@@ -50,10 +50,8 @@ def missed_by_correlation(trials, correlation, rate=FALSE_POSITIVE_RATE) -> floa
 
 def missed_by_count(trials, share, truth, rate=FALSE_POSITIVE_RATE) -> float:
     """Returns the miss rate of `p_of_count` if the true share is `truth`."""
-    low, high = (
-        scipy.stats.binom.ppf(rate / 2, trials, share),
-        scipy.stats.binom.isf(rate / 2, trials, share),
-    )
+    low = scipy.stats.binom.ppf(rate / 2, trials, share)
+    high = scipy.stats.binom.isf(rate / 2, trials, share)
     return float(
         scipy.stats.binom.cdf(high, trials, truth) - scipy.stats.binom.cdf(low - 1, trials, truth)
     )
@@ -64,7 +62,8 @@ def missed_by_variance(trials, ratio, rate=FALSE_POSITIVE_RATE) -> float:
 
     The true variance is `ratio` times the claimed one.
     """
-    low, high = scipy.stats.chi2.ppf(rate / 2, trials), scipy.stats.chi2.isf(rate / 2, trials)
+    low = scipy.stats.chi2.ppf(rate / 2, trials)
+    high = scipy.stats.chi2.isf(rate / 2, trials)
     return float(
         scipy.stats.chi2.cdf(high / ratio, trials) - scipy.stats.chi2.cdf(low / ratio, trials)
     )
@@ -91,8 +90,10 @@ def missed_by_noise_audit(covariance, coordinates, rate) -> float:
       coordinates: number of its independent samples.
       rate: `NoiseAudit.threshold`, at which a single test reports a finding.
     """
-    n, variances = len(covariance), np.diagonal(covariance)
-    mean, spread = variances.mean(), np.sqrt(2 * (covariance**2).sum() / coordinates) / n
+    n = len(covariance)
+    variances = np.diagonal(covariance)
+    mean = variances.mean()
+    spread = np.sqrt(2 * (covariance**2).sum() / coordinates) / n
     limit = np.sqrt(2 / (n * coordinates)) * scipy.stats.norm.isf(rate / 2)
     missed = [float(scipy.stats.norm.sf((abs(mean - 1) - limit) / spread))]
     missed += [
@@ -127,13 +128,16 @@ def preferring_the_first(places, weight, size=1) -> tuple[np.ndarray, np.ndarray
     weights[0] = weight
 
     def probability(drawn):
-        remaining_weight, product = weights.sum(), 1.0
+        remaining_weight = weights.sum()
+        product = 1.0
         for drawn_place in drawn:
             product *= weights[drawn_place] / remaining_weight
             remaining_weight -= weights[drawn_place]
         return product
 
-    truth = np.array([sum(map(probability, itertools.permutations(s))) for s in sets])
+    truth = np.array(
+        [sum(map(probability, itertools.permutations(place_set))) for place_set in sets]
+    )
     return np.full(len(sets), 1 / len(sets)), truth
 
 

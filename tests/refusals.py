@@ -11,7 +11,7 @@ def named(kind, call, **values):
     for name, bad in values.items():
         for value in bad:
             words = re.escape(f"{name}={value!r}")
-            yield (lambda n=name, v=value: call(**{n: v})), kind, words
+            yield (lambda bad_name=name, v=value: call(**{bad_name: v})), kind, words
 
 
 @contextlib.contextmanager

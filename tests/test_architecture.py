@@ -89,9 +89,9 @@ def sources():
     for top in ("fedmf", "tasks", "experiments"):
         for path in sorted((ROOT / top).rglob("*.py")):
             name_parts = path.relative_to(ROOT).with_suffix("").parts
-            name = ".".join(name_parts if top == "fedmf" else ("fedmf", *name_parts)).removesuffix(
-                ".__init__"
-            )
+            if top != "fedmf":
+                name_parts = ("fedmf", *name_parts)
+            name = ".".join(name_parts).removesuffix(".__init__")
             source_by_name[name] = path.read_text()
     assert len(source_by_name) > 100
     return source_by_name
@@ -121,7 +121,8 @@ def part_of(dotted):
 
 def upward(name, imports):
     """Returns the imports that the layers forbid."""
-    own_part, broken = part_of(name), []
+    own_part = part_of(name)
+    broken = []
     for target, line in imports:
         target_part = part_of(target)
         if target.startswith("<"):
@@ -143,7 +144,8 @@ def circles(graph):
     """Returns the modules that import themselves through other modules."""
 
     def reach(start):
-        reached_modules, pending_modules = set(), [start]
+        reached_modules = set()
+        pending_modules = [start]
         while pending_modules:
             fresh = graph[pending_modules.pop()] - reached_modules
             reached_modules |= fresh
@@ -215,8 +217,9 @@ def test_tff_and_tf_privacy_are_imported_in_one_module():
 
 
 def test_files_are_short_and_have_names_of_their_subjects():
-    long = {name: n for name, text in SOURCES.items() if (n := len(text.splitlines())) > MAX_LINES}
-    assert long == {}, "these hold two subjects: split them"
+    num_lines_by_name = {name: len(text.splitlines()) for name, text in SOURCES.items()}
+    long_files = {name: n for name, n in num_lines_by_name.items() if n > MAX_LINES}
+    assert long_files == {}, "these hold two subjects: split them"
     assert {name.rpartition(".")[2] for name in SOURCES} & NAMES_THAT_SAY_NOTHING == set()
 
 
@@ -243,12 +246,13 @@ def schema_names_compared(text):
 
 
 def test_decisions_of_a_schema_are_in_its_class():
-    named = {
-        name: lines
+    lines_by_name = {
+        name: schema_names_compared(text)
         for name, text in SOURCES.items()
-        if part_of(name) != "participation" and (lines := schema_names_compared(text))
+        if part_of(name) != "participation"
     }
-    assert named == {}, "ask the schema: give its class a method that says what is decided"
+    comparisons = {name: lines for name, lines in lines_by_name.items() if lines}
+    assert comparisons == {}, "ask the schema: give its class a method that says what is decided"
     template = (ROOT / "fedmf/privacy/statement.md.jinja").read_text()
     assert "schema" not in template
 

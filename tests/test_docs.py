@@ -72,7 +72,7 @@ def test_independent_cohorts_have_the_epsilon_that_the_page_on_tff_states():
     achieved = []
     for seed in range(4):
         rng = np.random.default_rng(seed)
-        rows = [f"{t},{c}" for t in range(24) for c in rng.choice(120, 30, replace=False)]
+        rows = [f"{t},{client}" for t in range(24) for client in rng.choice(120, 30, replace=False)]
         text = "\n".join(["round,client", *rows]) + "\n"
         ledger = fedmf.ParticipationLedger.from_csv(text, rounds=24, cohort_size=30)
         achieved.append(fedmf.audit_ledger(ledger, plan).epsilon)
@@ -98,14 +98,17 @@ def test_every_page_with_snippets_is_tested():
 @pytest.mark.parametrize("path", sorted(DOCS.rglob("*.md")), ids=lambda path: path.stem)
 def test_code_fits_the_column_of_the_site(path):
     """A column of the site has room for 88 characters of code. Some cells are not shown."""
-    long_lines, is_fenced, is_shown = [], False, True
+    long_lines = []
+    is_fenced = False
+    is_shown = True
     for line in path.read_text().splitlines():
         if line.startswith("```"):
             is_fenced = not is_fenced
             is_shown = not line.startswith("```{glossary}")  # text, whose lines wrap
         is_shown = is_shown and not re.match(r":tags: \[remove-(cell|input)\]", line)
         code = (is_fenced and is_shown) or re.match(r"    [^ |*-]", line)
-        if code and len(line.removeprefix("" if is_fenced else "    ")) > 88:
+        indentation = "" if is_fenced else "    "
+        if code and len(line.removeprefix(indentation)) > 88:
             long_lines.append(line)
     assert long_lines == []
 
@@ -159,7 +162,8 @@ def test_the_commands_of_the_replication_are_accepted(tmp_path, monkeypatch):
         if line.startswith("fedmf sweep "):
             runs.append(len(printed_by(f"{line} --dry-run")))
         elif line.startswith("fedmf fit "):
-            program(f"{line} --rounds 24{' --min-sep 4' * ('--min-sep' in line)}")
+            small_min_sep = "--min-sep 4" if "--min-sep" in line else ""
+            program(f"{line} --rounds 24 {small_min_sep}")
         else:
             program(f"{line} --dry-run --json")
     assert runs == [180, 35, 3, 3, 20, 35, 9, 9, 9, 9, 9, 9]

@@ -24,7 +24,11 @@ BYTES = "größe".encode()
 
 
 def contents(path):
-    return {p.relative_to(path): p.read_bytes() for p in path.rglob("*") if p.is_file()}
+    return {
+        file_path.relative_to(path): file_path.read_bytes()
+        for file_path in path.rglob("*")
+        if file_path.is_file()
+    }
 
 
 def test_new_folders_and_files_are_accessible_by_their_owner_only(tmp_path):
@@ -64,7 +68,9 @@ class TestWriteAtomically:
             calls.append((stat.S_IMODE(state.st_mode), state.st_size))
 
         monkeypatch.setattr(os, "fsync", fsync)
-        monkeypatch.setattr(os, "replace", lambda *a: (calls.append("replace"), replace(*a)))
+        monkeypatch.setattr(
+            os, "replace", lambda *arguments: (calls.append("replace"), replace(*arguments))
+        )
         old_umask = os.umask(0o027)
         try:
             write_atomically(tmp_path / "secret", "12345", mode=0o600)
@@ -92,8 +98,9 @@ class TestWriteAtomically:
 
         if call != "write":
             monkeypatch.setattr(os, call, failing_call)
+        content = half_written if call == "write" else "new and longer"
         with pytest.raises(type(error)) as caught:
-            write_atomically(path, half_written if call == "write" else "new and longer")
+            write_atomically(path, content)
         monkeypatch.undo()
         assert contents(tmp_path) == {pathlib.Path("a"): b"old"}
         if isinstance(error, OSError):

@@ -20,7 +20,8 @@ from fedmf.identifiers import (
 )
 from tests.refusals import refusal
 
-NAN, NAT = float("nan"), np.datetime64("NaT")
+NAN = float("nan")
+NAT = np.datetime64("NaT")
 EVERY_CHARACTER = [chr(code) for code in range(1, 0x110000) if not 0xD800 <= code < 0xE000]
 
 
@@ -41,8 +42,10 @@ class TestPythonAndSqlAgree:
     def test_every_character_has_the_same_visible_text_in_python_and_sql(self):
         # Each character is between letters, of which it may be composed with the first. Unassigned
         # characters are omitted, since Python and DuckDB have different versions of Unicode.
-        assigned = [c for c in EVERY_CHARACTER if unicodedata.category(c) != "Cn"]
-        texts = [f"a{c}b" for c in assigned]
+        assigned = [
+            character for character in EVERY_CHARACTER if unicodedata.category(character) != "Cn"
+        ]
+        texts = [f"a{character}b" for character in assigned]
         different = [
             text
             for text, of_sql in zip(texts, visible_texts_in_sql(texts), strict=True)

@@ -32,7 +32,10 @@ BINS = fedmf.BallsInBins(population=10, bins=2)
 LABELS = [0, 1]
 UPDATE = [np.ones(2)]
 # Odd values that fit numbers of a kind.
-REAL, SHARE, COUNT, SEED = "0.5 10**20", "0 0.5", "10**20", "0 10**20"
+REAL = "0.5 10**20"
+SHARE = "0 0.5"
+COUNT = "10**20"
+SEED = "0 10**20"
 LIST = "[] generator"
 RUN = {
     "path": "run", "config": fedmf.TrainConfig(rounds=4, min_sep=2, epsilon=8.0), "plan": {},

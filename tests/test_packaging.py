@@ -23,7 +23,8 @@ NEEDED = (
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
     """Builds the wheel from a copy, because setuptools leaves a folder `build` in the sources."""
-    source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
+    source = tmp_path_factory.mktemp("source")
+    out = tmp_path_factory.mktemp("wheel")
     for name in ("fedmf", "tasks", "experiments"):
         shutil.copytree(
             ROOT / name, source / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__")
@@ -71,7 +72,7 @@ def test_pip_installs_a_training_half_on_a_python_without_tff(wheel, tmp_path):
     """The resolver installs 2.5 GB, without a locked list."""
 
     def run(*command):
-        variables = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+        variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         finished_process = subprocess.run(
             command, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=800
         )

@@ -90,8 +90,12 @@ def dirichlet_law(concentrations, draws):
     for counts in itertools.product(range(draws + 1), repeat=len(concentrations)):
         if sum(counts) == draws:
             log = math.lgamma(draws + 1) + math.lgamma(total) - math.lgamma(total + draws)
-            for c, a in zip(counts, concentrations, strict=True):
-                log += math.lgamma(c + a) - math.lgamma(a) - math.lgamma(c + 1)
+            for count, concentration in zip(counts, concentrations, strict=True):
+                log += (
+                    math.lgamma(count + concentration)
+                    - math.lgamma(concentration)
+                    - math.lgamma(count + 1)
+                )
             law[counts] = math.exp(log)
     assert sum(law.values()) == pytest.approx(1)
     return law
@@ -146,7 +150,7 @@ def test_the_examples_of_a_client_are_a_uniform_sample(assign):
     outcome_counts = collections.Counter(
         tuple(np.flatnonzero(assign(seed) == 0).tolist()) for seed in range(draws)
     )
-    assert passes([outcome_counts[s] for s in sets], uniform)
+    assert passes([outcome_counts[example_set] for example_set in sets], uniform)
     rng = np.random.default_rng(0)
     assert not passes(rng.multinomial(draws, weighted), uniform)
 

@@ -30,7 +30,8 @@ PARTICIPATION = fedmf.Participation(rounds=12, schema="min_sep", min_sep=3)
 @pytest.fixture
 def home(tmp_path, monkeypatch):
     """Makes a home folder with a file of each kind that is read, and changes to another folder."""
-    home, elsewhere = tmp_path / "home", tmp_path / "elsewhere"
+    home = tmp_path / "home"
+    elsewhere = tmp_path / "elsewhere"
     home.mkdir()
     elsewhere.mkdir()
     monkeypatch.setenv("HOME", str(home))
@@ -186,9 +187,10 @@ INSIDE = {
 
 def test_no_module_makes_a_path_of_an_unexpanded_argument():
     path_calls = {
-        name: count
+        name: len(re.findall(r"(?<!click\.)\bpathlib\.Path\((?!__file__)", text))
         for name, text in SOURCES.items()
         if not name.startswith("fedmf.experiments")
-        and (count := len(re.findall(r"(?<!click\.)\bpathlib\.Path\((?!__file__)", text)))
     }
-    assert {n: c for n, c in path_calls.items() if c > INSIDE.get(n, 0)} == {}
+    assert {
+        n: num_calls for n, num_calls in path_calls.items() if num_calls > INSIDE.get(n, 0)
+    } == {}

@@ -90,8 +90,10 @@ def ended(cut):
 
     def draw(size, rng, state):
         flat_noise = rng.normal(size=size)
-        while (is_beyond := np.abs(flat_noise) > cut).any():
+        is_beyond = np.abs(flat_noise) > cut
+        while is_beyond.any():
             flat_noise[is_beyond] = rng.normal(size=is_beyond.sum())
+            is_beyond = np.abs(flat_noise) > cut
         return flat_noise / noise_std(cut)
 
     return draw

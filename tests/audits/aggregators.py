@@ -211,9 +211,9 @@ def seeded(start):
 def by_largest_entry(update):
     """Clips an update by its largest entry."""
     largest_entry = max(float(np.abs(array.astype(np.float64)).max()) for array in update)
-    return divided(
-        as_one(update) if not np.isfinite(largest_entry) else update, max(1, largest_entry)
-    )
+    if not np.isfinite(largest_entry):
+        update = as_one(update)
+    return divided(update, max(1, largest_entry))
 
 
 def but_for_the_last_array(update):
@@ -372,7 +372,8 @@ def finite_in(array):
         if not np.isfinite(update[array].astype(np.float64)).all():
             return [np.zeros(other_array.shape) for other_array in update]
         update_norm = norm_of(update)
-        return divided(update, 1.0 if np.isnan(update_norm) else max(update_norm, 1))
+        divisor = 1.0 if np.isnan(update_norm) else max(update_norm, 1)
+        return divided(update, divisor)
 
     return clip
 

@@ -50,7 +50,8 @@ def too_many_rounds(plan, extra=None):
     L = causal_factor(plan.mechanism.noising())
     E = solve(L, np.eye(len(L)))
     X = E.T @ E
-    for _ in range(len(client_rounds) if extra is None else extra):
+    num_further_rounds = len(client_rounds) if extra is None else extra
+    for _ in range(num_further_rounds):
         free_rounds = sorted(set(range(len(X))) - set(client_rounds))
         round_gains = np.diagonal(X)[free_rounds] + 2 * X[np.ix_(free_rounds, client_rounds)].sum(
             axis=1

@@ -101,11 +101,11 @@ def test_p_values_of_honest_runs_are_valid():
     ],
 )
 def test_known_mistakes_contradict_the_claim(name):
-    L, runs = runs_of(
-        MECHANISMS[name](ROUNDS).noising()
-        if name in MECHANISMS
-        else np.linalg.inv(decaying(ROUNDS))
-    )
+    if name in MECHANISMS:
+        noising = MECHANISMS[name](ROUNDS).noising()
+    else:
+        noising = np.linalg.inv(decaying(ROUNDS))
+    L, runs = runs_of(noising)
     honest_audit = audit_noise(runs, leaves=LEAVES)
     assert honest_audit.consistent
     mistakes = mistakes_over_rounds(L)

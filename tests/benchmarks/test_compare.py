@@ -103,10 +103,8 @@ def test_opake_runs_on_a_newer_python_from_the_same_packages(tmp_path):
 
 
 def test_the_better_result_is_bold_whichever_library_it_is_of():
-    fedmf_result, library_result = (
-        result(value=2.0, seconds=(4, 2, 4)),
-        result(THEIRS, (2, 1, 1), value=1.5),
-    )
+    fedmf_result = result(value=2.0, seconds=(4, 2, 4))
+    library_result = result(THEIRS, (2, 1, 1), value=1.5)
     cells = page.row(CASE, fedmf_result, library_result)
     assert cells[2:] == [
         "epsilon 2.0000", "**epsilon 1.5000**", "4 s", "**1 s**", "0.5 (0.25 to 0.5)"

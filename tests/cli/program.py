@@ -30,7 +30,9 @@ def fedmf(*arguments, status=0):
     for argument in arguments:
         words += shlex.split(argument) if isinstance(argument, str) else [str(argument)]
     words = words[words[:1] == ["fedmf"] :]
-    out, err, code = io.StringIO(), io.StringIO(), 0
+    out = io.StringIO()
+    err = io.StringIO()
+    code = 0
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
             main(words)

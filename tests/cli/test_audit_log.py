@@ -30,7 +30,8 @@ def test_the_achieved_epsilon_is_printed_beside_the_planned_one(log, identity, t
 
 
 def test_the_printed_command_makes_the_same_statement_again(log, identity, tmp_path, monkeypatch):
-    log_path, out = tmp_path / "my log.csv", tmp_path / "my statement.json"
+    log_path = tmp_path / "my log.csv"
+    out = tmp_path / "my statement.json"
     log.rename(log_path)
     statement_options = f"""--statement '{out}' --pretraining "it's public" """
     fedmf(f"audit log '{log_path}' {identity} {PLAN} {COLUMNS} {statement_options}")
@@ -66,7 +67,8 @@ def test_a_violated_plan_sets_exit_status_1_after_all_files_are_written(log, ide
 
 
 def test_nothing_is_written_for_an_invalid_log(tmp_path, identity):
-    bad_log, out = tmp_path / "bad.csv", tmp_path / "statement.md"
+    bad_log = tmp_path / "bad.csv"
+    out = tmp_path / "statement.md"
     bad_log.write_text("client,round\nann,1\nann,x\n")
     refused(f"audit log {bad_log} {identity} {PLAN} --statement {out}", "row 2", "'x'")
     assert not out.exists()

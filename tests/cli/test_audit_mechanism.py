@@ -39,7 +39,8 @@ def test_a_contradiction_sets_exit_status_1(identity, monkeypatch):
 def test_the_option_query_audits_the_query(identity, monkeypatch):
     from fedmf.federated.tff import audit
 
-    honest, queried_plans = audit.MatrixFactorizationQuery, []
+    honest = audit.MatrixFactorizationQuery
+    queried_plans = []
 
     def told(plan, *args, **kwargs):
         queried_plans.append(plan)

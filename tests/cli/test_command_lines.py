@@ -162,17 +162,19 @@ def command_of(words):
 def options_of(command):
     """Returns the options of a command that take a value, by flag."""
     parameters = command.get_params(click.Context(command))
-    options = [p for p in parameters if isinstance(p, click.Option) and not p.is_flag]
+    options = [
+        parameter
+        for parameter in parameters
+        if isinstance(parameter, click.Option) and not parameter.is_flag
+    ]
     return {flag: option for option in options for flag in option.opts}
 
 
 def small(words):
     """Returns an example with numbers that take no time."""
-    pairs = zip(["", *words], words, strict=False)
-    return [
-        SMALL.get(previous_word, "theirs.npy" if "/size=" in word else word)
-        for previous_word, word in pairs
-    ]
+    local_words = ["theirs.npy" if "/size=" in word else word for word in words]
+    pairs = zip(["", *words], local_words, strict=False)
+    return [SMALL.get(previous_word, word) for previous_word, word in pairs]
 
 
 def with_values(words, options):
@@ -189,7 +191,8 @@ def variants():
     for example in examples():
         command, num_words = command_of(example)
         options = options_of(command)
-        name, arguments = example[:num_words], small(example[num_words:])
+        name = example[:num_words]
+        arguments = small(example[num_words:])
         groups = with_values(arguments, options)
         for index, group in enumerate(groups):
             words_before = name + list(itertools.chain(*groups[:index]))
@@ -232,7 +235,8 @@ def must_be_refused(option, value):
 
 def check(variant):
     """Runs a command line and asserts what holds for all of them."""
-    status, errors = 0, io.StringIO()
+    status = 0
+    errors = io.StringIO()
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(errors):
         try:
             main(list(variant.words))

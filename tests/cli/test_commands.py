@@ -24,7 +24,9 @@ from tests.tasks.data_files import execute
 @pytest.mark.parametrize("command", commands(), ids=lambda command: command.name)
 def test_every_command_has_an_example_and_json(command):
     assert "\b\nExample:\n  fedmf " in inspect.cleandoc(command.help)
-    flags = [flag for p in command.get_params(click.Context(command)) for flag in p.opts]
+    flags = [
+        flag for parameter in command.get_params(click.Context(command)) for flag in parameter.opts
+    ]
     # A script for a shell is no result.
     assert ("--json" in flags) == (command.name != "completion")
 

@@ -127,7 +127,9 @@ def foreign_options(line, call):
             break
         command = command.commands[word]
     command_options = {
-        o for p in command.get_params(click.Context(command)) for o in (*p.opts, *p.secondary_opts)
+        option
+        for parameter in command.get_params(click.Context(command))
+        for option in (*parameter.opts, *parameter.secondary_opts)
     }
     named = re.findall(r"(?<![\w-])--[a-z][a-z-]*", re.sub(r"`[^`]*`", "", line))
     return {

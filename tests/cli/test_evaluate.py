@@ -239,7 +239,8 @@ def test_a_run_trained_in_python_needs_its_task_on_the_command_line(tmp_path, mo
 
 def test_the_table_of_a_run_has_all_metrics(trained):
     folder, printed = trained
-    printed, result = json.loads(printed), json.loads((folder / "result.json").read_text())
+    printed = json.loads(printed)
+    result = json.loads((folder / "result.json").read_text())
     for split in ("validation", "test"):
         values = {f"{split} {name}": value for name, value in result[split].items()}
         assert values.items() <= printed.items()

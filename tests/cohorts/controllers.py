@@ -28,12 +28,17 @@ def controller_arguments(draw):
 def valid_controller_arguments(draw):
     """Draws arguments of a controller that its constructor accepts."""
     arguments = draw(controller_arguments())
-    p = arguments["participation"]
+    participation = arguments["participation"]
     size = arguments["cohort_size"]
-    if p.schema == "fixed_epoch":
-        p = dataclasses.replace(p, max_participations=-(-p.rounds // p.min_sep))
-        arguments["participation"] = p
-    min_population = max(size * p.min_sep, -(-size * p.rounds // p.max_participations))
+    if participation.schema == "fixed_epoch":
+        participation = dataclasses.replace(
+            participation, max_participations=-(-participation.rounds // participation.min_sep)
+        )
+        arguments["participation"] = participation
+    min_population = max(
+        size * participation.min_sep,
+        -(-size * participation.rounds // participation.max_participations),
+    )
     return arguments | {"population": max(arguments["population"], min_population)}
 
 

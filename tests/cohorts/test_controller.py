@@ -1,6 +1,7 @@
 """Cohorts of the controller satisfy the participation, and depend on seed and ledger only."""
 
 import dataclasses
+import math
 import re
 import tracemalloc
 import warnings
@@ -49,16 +50,17 @@ class TestCohorts:
     def test_cohorts_are_full_if_only_the_separation_binds(self, arguments):
         # With the default max_participations only the separation makes clients ineligible, and the
         # constructor checks that enough are eligible.
-        p = arguments["participation"]
+        participation = arguments["participation"]
+        limits = {"min_sep": participation.min_sep}
+        if participation.schema in ("single", "every_round"):
+            limits = {}
         arguments["participation"] = Participation(
-            rounds=p.rounds,
-            schema=p.schema,
-            min_sep=None if p.schema in ("single", "every_round") else p.min_sep,
+            rounds=participation.rounds, schema=participation.schema, **limits
         )
         controller = ParticipationController(**arguments)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            sizes = {len(controller.cohort(t)) for t in range(p.rounds)}
+            sizes = {len(controller.cohort(t)) for t in range(participation.rounds)}
         assert sizes == {arguments["cohort_size"]}
 
     def test_fixed_epoch_repeats_one_order(self):
@@ -172,39 +174,39 @@ class TestRefusals:
         assert ways, message
         for name, number in ways:
             changed = dict(arguments)
-            p = arguments["participation"]
+            participation = arguments["participation"]
             # All other arguments stay as they were, except limits that do not fit any more.
             if name in ("population", "cohort_size"):
                 changed[name] = int(number)
             elif name == "max_participations":
-                changed["participation"] = dataclasses.replace(p, max_participations=int(number))
+                changed["participation"] = dataclasses.replace(
+                    participation, max_participations=int(number)
+                )
             elif name == "min_sep":
                 changed["participation"] = Participation(
-                    rounds=p.rounds, schema=p.schema, min_sep=int(number)
+                    rounds=participation.rounds, schema=participation.schema, min_sep=int(number)
                 )
             else:
-                assert (name, p.schema) == ("rounds", "single")
+                assert (name, participation.schema) == ("rounds", "single")
                 changed["participation"] = Participation(rounds=int(number), schema="single")
             second_error = construction_error(changed)
             if second_error:
                 # The change can conflict with max_participations, which was set explicitly.
-                assert p.max_participations < -(-p.rounds // p.min_sep), (
-                    message,
-                    name,
-                    number,
-                    second_error,
-                )
+                num_epochs = math.ceil(participation.rounds / participation.min_sep)
+                assert participation.max_participations < num_epochs, (message, second_error)
                 assert "max_participations" in second_error
 
     @settings(max_examples=300)
     @given(controller_arguments())
     def test_arguments_are_refused_if_and_only_if_they_cannot_work(self, arguments):
-        p = arguments["participation"]
+        participation = arguments["participation"]
         size = arguments["cohort_size"]
         population = arguments["population"]
-        by_separation = size * p.min_sep <= population
-        by_count = size * p.rounds <= population * p.max_participations
-        whole_order = p.schema != "fixed_epoch" or p.max_participations == -(-p.rounds // p.min_sep)
+        by_separation = size * participation.min_sep <= population
+        by_count = size * participation.rounds <= population * participation.max_participations
+        num_epochs = math.ceil(participation.rounds / participation.min_sep)
+        has_all_epochs = participation.max_participations == num_epochs
+        whole_order = participation.schema != "fixed_epoch" or has_all_epochs
         assert (not construction_error(arguments)) == (by_separation and by_count and whole_order)
 
     def test_resume_refuses_a_fixed_order_of_another_seed(self):

@@ -188,15 +188,15 @@ class TestPoisson:
     )
     def test_cohorts_sampled_by_mistake_fail_the_tests(self, mistake, caught):
         rng = np.random.default_rng(8)
-        u = rng.random((self.rounds // 3, 20))
+        uniform_numbers = rng.random((self.rounds // 3, 20))
         if mistake == "fixed":
-            is_sampled = u.argsort(axis=1).argsort(axis=1) < 6
+            is_sampled = uniform_numbers.argsort(axis=1).argsort(axis=1) < 6
         elif mistake == "pairs":
-            is_sampled = np.repeat(u[:, :10], 2, axis=1) < 0.3
+            is_sampled = np.repeat(uniform_numbers[:, :10], 2, axis=1) < 0.3
         elif mistake == "repeated":
-            is_sampled = np.repeat(u[::2], 2, axis=0)[: len(u)] < 0.3
+            is_sampled = np.repeat(uniform_numbers[::2], 2, axis=0)[: len(uniform_numbers)] < 0.3
         else:
-            is_sampled = u < mistake
+            is_sampled = uniform_numbers < mistake
         assert self.p_values(is_sampled, 0.3)[caught] < FALSE_POSITIVE_RATE / 4
 
     def test_unavailable_clients_are_not_replaced(self):

@@ -30,13 +30,15 @@ class TestQuality:
 
     @pytest.mark.parametrize("lag", [1, 2, 64, 1000])
     def test_clients_are_unrelated(self, lag):
-        u = draws(9, 1, 1)
-        assert unrelated(u[:-lag], u[lag:], departure=0.025)
+        uniform_numbers = draws(9, 1, 1)
+        assert unrelated(uniform_numbers[:-lag], uniform_numbers[lag:], departure=0.025)
 
     def test_one_client_over_many_rounds_has_unrelated_numbers(self):
-        u = np.array([draws(4, 1, t + 1, columns=(np.array([7]),))[0] for t in range(5000)])
-        assert distributed(u, "uniform", departure=0.08)
-        assert unrelated(u[:-1], u[1:], departure=0.15)
+        uniform_numbers = np.array(
+            [draws(4, 1, t + 1, columns=(np.array([7]),))[0] for t in range(5000)]
+        )
+        assert distributed(uniform_numbers, "uniform", departure=0.08)
+        assert unrelated(uniform_numbers[:-1], uniform_numbers[1:], departure=0.15)
 
     def test_rows_that_differ_in_one_column_are_unrelated(self):
         days = np.arange(40)

@@ -69,9 +69,10 @@ def main(folder: str, execution: str, kill_after: int) -> None:
                 print("workers", *workers, flush=True)
                 os.kill(os.getpid(), signal.SIGKILL)
 
+    noise_seed = SEED if cluster else 9
     federated.train(
         small_task(), settings or config(execution), folder=folder,
-        noise_seed=SEED if cluster else 9, progress=False, callbacks=[Kill()], cluster=cluster,
+        noise_seed=noise_seed, progress=False, callbacks=[Kill()], cluster=cluster,
     )  # fmt: skip
 
 

@@ -42,7 +42,8 @@ def trained(folder: str, execution: str, threads: int) -> dict[str, object]:
                 report["worker environment"] = (process / "environ").read_text().split("\0")
 
     task = small_task(build_model=build_model)
-    settings = config(execution, rounds=1 if execution == "tff" else 2, min_sep=1)
+    num_rounds = 1 if execution == "tff" else 2
+    settings = config(execution, rounds=num_rounds, min_sep=1)
     train(f"{folder}/{execution}", settings, task, threads=threads, on_round=look)
     return report
 

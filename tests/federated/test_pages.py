@@ -160,7 +160,9 @@ def check_logged(loggers, names):
             assert point.get("not_covered/train_loss") == (exact if client == "mlflow" else None)
         assert len(logged.points) == 6
     assert "not_covered/validation/accuracy" in loggers["mlflow"][0].points[1]
-    assert not any("not_" in name for p in loggers["wandb"][0].points.values() for name in p)
+    assert not any(
+        "not_" in name for points in loggers["wandb"][0].points.values() for name in points
+    )
 
     # A crash behind the third round: both see each round once.
     class Crash(federated.Callback):

@@ -97,7 +97,7 @@ def test_of_client_data_preprocesses_the_examples_of_a_client_data(tff):
     """tests/federated/client_training/test_sample_weights.py compares it with arrays."""
 
     def mapped(dataset):
-        return dataset.map(lambda e: (e["pixels"], e["label"]))
+        return dataset.map(lambda element: (element["pixels"], element["label"]))
 
     x = PIXELS.astype(np.float32)
     clients = {str(i): {"pixels": x[i == OWNERS], "label": LABELS[i == OWNERS]} for i in range(9)}

@@ -139,7 +139,7 @@ class Odd(FedAvg):
 
     def aggregate_train(self, server_round, replies):
         arrays, metrics = super().aggregate_train(server_round, replies)
-        return record(self.change({n: a.numpy() for n, a in arrays.items()})), metrics
+        return record(self.change({name: array.numpy() for name, array in arrays.items()})), metrics
 
 
 def flat(arrays):

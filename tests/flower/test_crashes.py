@@ -60,7 +60,8 @@ class Watched:
 
         def watched_release(server, **options):
             t = server.round
-            self._note(t, mean := release(server, **options))
+            mean = release(server, **options)
+            self._note(t, mean)
             return mean
 
         def watched_open(kind, folder):
@@ -73,7 +74,9 @@ class Watched:
         monkeypatch.setattr(Server, "open", classmethod(watched_open))
 
     def _note(self, t, mean):
-        self.by_round.setdefault(t, set()).add(np.concatenate([m.ravel() for m in mean]).tobytes())
+        self.by_round.setdefault(t, set()).add(
+            np.concatenate([array.ravel() for array in mean]).tobytes()
+        )
 
     def means(self):
         """Returns the releases of all rounds, each of which was released with one sum."""
@@ -155,7 +158,7 @@ def test_killed_run_resumes_with_the_same_releases(point, tmp_path, watched):
     np.testing.assert_array_equal(released_means[0], means[num_committed - 1])
     models = list(models_of([*means[:num_committed], *released_means[1:]]))
     np.testing.assert_allclose(flat(result.arrays), models[-1], atol=1e-5)
-    sent = np.concatenate([a.ravel() for a in grid.sent[0].values()])
+    sent = np.concatenate([array.ravel() for array in grid.sent[0].values()])
     np.testing.assert_allclose(sent, models[num_committed - 1], atol=1e-5)
 
 
@@ -202,8 +205,9 @@ def test_run_resumes_from_every_prefix_of_its_writes(tmp_path, monkeypatch, watc
         grid = Grid(NODES, dict.fromkeys(NODES, other_pull))
         resumed_strategy.start(grid, initial(), 3)
         resumed_strategy.server.close()
-        rounds.append(num_committed := 3 - len(grid.asked))
-        sent = np.concatenate([a.ravel() for a in grid.sent[0].values()])
+        num_committed = 3 - len(grid.asked)
+        rounds.append(num_committed)
+        sent = np.concatenate([array.ravel() for array in grid.sent[0].values()])
         np.testing.assert_allclose(sent, models[num_committed], atol=1e-5)
         for t in range(num_committed - 1, num_committed):
             assert t < 0 or watched.by_round[t] == {means[t].tobytes()}
@@ -221,7 +225,8 @@ def test_release_is_durable_before_a_message_is_sent(tmp_path, monkeypatch):
 
     def noted_fsync(descriptor):
         target = os.readlink(f"/proc/self/fd/{descriptor}")
-        events.append("name" if target.endswith("/journal") else "file")
+        event = "name" if target.endswith("/journal") else "file"
+        events.append(event)
         fsync(descriptor)
 
     def noted_link(source, target, **options):

@@ -26,7 +26,9 @@ class Sending(FedAvg):
 
 
 def of_type(message_type, seconds=None):
-    return lambda m: Message(m.content, m.metadata.dst_node_id, message_type, ttl=seconds)
+    return lambda message: Message(
+        message.content, message.metadata.dst_node_id, message_type, ttl=seconds
+    )
 
 
 def with_arrays(change):
@@ -54,7 +56,9 @@ def test_messages_have_the_type_and_time_to_live_of_the_strategy():
     grid = Looking(NODES)
     strategy = wrapped(strategy=Sending(of_type("train.lora", 77.0)))
     strategy.start(grid, initial(), 1)
-    message_metadata = [(m.metadata.message_type, m.metadata.ttl) for m in grid.messages]
+    message_metadata = [
+        (message.metadata.message_type, message.metadata.ttl) for message in grid.messages
+    ]
     assert set(message_metadata) == {("train.lora", 77.0)}
     assert strategy.server.ledger.cohort(0).tolist() == [0, 1, 2, 3]
 
@@ -170,9 +174,13 @@ def test_silent_node_is_asked_after_longer_and_longer_intervals(monkeypatch):
             messages = list(messages)
             if messages and messages[0].metadata.message_type == "query.partition":
                 query_rounds.append(
-                    (strategy.server.round, [m.metadata.dst_node_id for m in messages])
+                    (strategy.server.round, [message.metadata.dst_node_id for message in messages])
                 )
-                return [self._query(m) for m in messages if m.metadata.dst_node_id != 104]
+                return [
+                    self._query(message)
+                    for message in messages
+                    if message.metadata.dst_node_id != 104
+                ]
             return super().send_and_receive(messages, timeout=timeout)
 
     strategy = wrapped(population=15)

@@ -98,9 +98,9 @@ def test_simulation_resumes_a_killed_run(tmp_path, programs, monkeypatch):
 
 def free_ports(number):
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(number)]
-    ports = [s.getsockname()[1] for s in sockets]
-    for s in sockets:
-        s.close()
+    ports = [port_socket.getsockname()[1] for port_socket in sockets]
+    for port_socket in sockets:
+        port_socket.close()
     return ports
 
 

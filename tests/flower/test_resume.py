@@ -88,7 +88,7 @@ def test_resumed_run_ends_bitwise_identically(name, point, tmp_path):
     run_until(point, wrapped(folder, STRATEGIES[name]()), grid)
     resumed_strategy = wrapped(folder, STRATEGIES[name]())
     result = resumed_strategy.start(
-        grid, record({n: np.zeros(s, np.float32) for n, s in MODEL.items()})
+        grid, record({n: np.zeros(shape, np.float32) for n, shape in MODEL.items()})
     )
     done_twice = [grid.asked[2]] if point == "replied" else []
     assert grid.asked == [*whole_grid.asked[:3], *done_twice, *whole_grid.asked[3:]]
@@ -299,7 +299,7 @@ class TestPopulation:
         strategy = wrapped(population=15)
         strategy.start(grid, initial(), 3)
         drawn = [strategy.server.ledger.selected(t) for t in range(3)]
-        expected = [[101 + c for c in sorted(cohort) if c < 8] for cohort in drawn]
+        expected = [[101 + client for client in sorted(cohort) if client < 8] for cohort in drawn]
         assert grid.asked == expected
 
     def test_one_of_two_nodes_with_the_same_partition_takes_part(self):
@@ -326,7 +326,7 @@ class TestPopulation:
         ledger = strategy.server.ledger
         came = [ledger.cohort(t).tolist() for t in range(12)]
         drawn = [ledger.selected(t) for t in range(12)]
-        assert came == [[c for c in sorted(clients) if c < 4] for clients in drawn]
+        assert came == [[client for client in sorted(clients) if client < 4] for clients in drawn]
         assert caplog.text.count("moves by noise alone") == came.count([]) > 0
 
     @pytest.mark.parametrize("query", [3, None], ids=["late", "never"])

@@ -66,7 +66,9 @@ def changed(**changes):
 
     def behave(message):
         arrays = trained(1, arrays_of(message)) | changes
-        return [answer(message, {n: a for n, a in arrays.items() if a is not None})]
+        return [
+            answer(message, {name: array for name, array in arrays.items() if array is not None})
+        ]
 
     return behave
 
@@ -157,7 +159,7 @@ def test_first_of_two_replies_counts(caplog):
     def twice(message):
         return [
             *honest(message),
-            answer(message, {n: 9 * a for n, a in arrays_of(message).items()}),
+            answer(message, {name: 9 * array for name, array in arrays_of(message).items()}),
         ]
 
     grid = Grid(NODES, dict.fromkeys(NODES[::2], twice))

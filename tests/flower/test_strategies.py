@@ -53,7 +53,7 @@ def test_strategy_moves_the_model_or_is_refused_before_round_one(name):
     else:
         strategy.configure_evaluate = lambda *args: []
         result = strategy.start(grid, initial(), 3)
-        models = [np.concatenate([a.ravel() for a in sent.values()]) for sent in grid.sent]
+        models = [np.concatenate([array.ravel() for array in sent.values()]) for sent in grid.sent]
         models.append(flat(result.arrays))
         assert all(np.any(models[t] != models[t + 1]) for t in range(3))
 

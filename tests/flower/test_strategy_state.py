@@ -42,7 +42,10 @@ class Moving(FedAvg):
         arrays, metrics = super().aggregate_train(server_round, replies)
         leaves = [array.numpy() for array in arrays.values()]
         factor = self.push(self, np.concatenate([leaf.ravel() for leaf in leaves]))
-        moved = {n: p * np.float32(factor) for n, p in zip(arrays, leaves, strict=True)}
+        moved = {
+            name: leaf_array * np.float32(factor)
+            for name, leaf_array in zip(arrays, leaves, strict=True)
+        }
         return record(moved), metrics
 
 

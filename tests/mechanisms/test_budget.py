@@ -49,11 +49,16 @@ def largest_within(budget, allows):
     """Returns the largest attained vector sensitivity over all sets that `allows` permits."""
     C = budget.mechanism.encoder()
     X = C.T @ C
-    allowed_rounds = [s for s in map(list, subsets(len(X))) if allows(s)]
+    allowed_rounds = [round_set for round_set in map(list, subsets(len(X))) if allows(round_set)]
     maximal_sets = [
-        s for s in allowed_rounds if not any(set(s) < set(larger) for larger in allowed_rounds)
+        round_set
+        for round_set in allowed_rounds
+        if not any(set(round_set) < set(larger) for larger in allowed_rounds)
     ]
-    return max(np.sqrt(vector_sensitivity_bounds(X[np.ix_(s, s)])[0]) for s in maximal_sets)
+    return max(
+        np.sqrt(vector_sensitivity_bounds(X[np.ix_(round_set, round_set)])[0])
+        for round_set in maximal_sets
+    )
 
 
 @given(encoders, st.floats(0.0, 1.0))
@@ -75,7 +80,10 @@ def test_a_budget_of_signed_costs_would_be_exceeded():
     signed_costs = C.T @ C
     assert (
         largest_within(
-            budget, lambda s: budget.participation.affords(signed_costs[np.ix_(s, s)].sum())
+            budget,
+            lambda round_set: budget.participation.affords(
+                signed_costs[np.ix_(round_set, round_set)].sum()
+            ),
         )
         > 1.2 * claimed_sensitivity
     )
@@ -93,7 +101,9 @@ class TestSpecialCases:
     def check_same_rounds(self, mechanism, participation, also=lambda rounds: True):
         budget = Budget.of(mechanism, participation)
         allowed_rounds = {
-            tuple(s) for s in subsets(participation.rounds) if budget.allows(s) and also(s)
+            tuple(round_set)
+            for round_set in subsets(participation.rounds)
+            if budget.allows(round_set) and also(round_set)
         }
         assert allowed_rounds == set(allowed_sets(participation))
 
@@ -132,7 +142,11 @@ def test_rounds_outside_the_run_or_twice_are_not_allowed():
 @settings(max_examples=20)
 def test_nobody_takes_part_more_often_than_the_bound(mechanism, share):
     budget = with_budget(mechanism, share)
-    max_rounds = max(len(s) for s in subsets(budget.participation.rounds) if budget.allows(s))
+    max_rounds = max(
+        len(round_set)
+        for round_set in subsets(budget.participation.rounds)
+        if budget.allows(round_set)
+    )
     assert 1 <= max_rounds <= max_rounds_per_client(budget.mechanism, budget.participation)
 
 

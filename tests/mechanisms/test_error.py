@@ -125,8 +125,12 @@ def test_errors_of_many_rounds_need_no_dense_matrix():
         mechanism.encoder()
     # The first rounds are those of a shorter run.
     errors, expected = (
-        per_round_error(m, prefix_sum(m.rounds), p) / fedmf.sensitivity(m, p).value
-        for m, p in ((mechanism, separated(n, 400)), (short_mechanism, single(200)))
+        per_round_error(tested_mechanism, prefix_sum(tested_mechanism.rounds), participation)
+        / fedmf.sensitivity(tested_mechanism, participation).value
+        for tested_mechanism, participation in (
+            (mechanism, separated(n, 400)),
+            (short_mechanism, single(200)),
+        )
     )
     assert np.isfinite(errors).all()
     assert_allclose(errors[:200], expected, rtol=1e-9)

@@ -50,7 +50,8 @@ def matrix_path(request, tmp_path):
     if request.param == "folder":
         return folder(path, C, B)
     # C has few binary digits, so that floats hold it exactly.
-    path.write_bytes(serialized(C, dtype=1 if "floats" in request.param else 2))
+    dtype = 1 if "floats" in request.param else 2
+    path.write_bytes(serialized(C, dtype=dtype))
     return path
 
 

@@ -76,7 +76,9 @@ def squared_sensitivity_of_large_separations(n, b, k):
     for blocks in itertools.combinations_with_replacement(range(-(-n // 512)), k):
         rounds = []
         for block in blocks:
-            earliest = max(512 * block, rounds[-1] + b if rounds else 0)
+            earliest = 512 * block
+            if rounds:
+                earliest = max(earliest, rounds[-1] + b)
             if earliest >= min(512 * (block + 1), n):
                 break
             rounds.append(earliest)
@@ -113,7 +115,7 @@ def test_error_relative_to_the_identity_is_that_of_banded_table_2():
     printed_ratio, printed_error = BANDED_TABLE_2["tree full"]
     ratio = sensitivity(tree, single(n)).value / sensitivity(tree, participation).value
     assert abs(ratio - printed_ratio) <= 0.005
-    error, unit = (fedmf.rmse(m, workload, participation) for m in (tree, identity))
+    error, unit = (fedmf.rmse(mechanism, workload, participation) for mechanism in (tree, identity))
     assert abs(unit - 78.48) < 0.005
     identity_error = BANDED_TABLE_2["identity"][1]
     low = (printed_error - 0.005) / (identity_error + 0.005)

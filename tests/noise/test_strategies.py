@@ -16,7 +16,8 @@ from fedmf.noise.storage import default_disk, default_memory
 from tests.privacy import plans
 from tests.refusals import refusal
 
-LARGE, MEMORY = 4_050_748, 1_500_000_000
+LARGE = 4_050_748
+MEMORY = 1_500_000_000
 
 
 @pytest.fixture(autouse=True)

@@ -21,7 +21,8 @@ from tests.oracles import attained_by_sets
 from tests.privacy.plans import ledger_of
 from tests.refusals import refusal
 
-ROUNDS, EPOCHS = 12, 3
+ROUNDS = 12
+EPOCHS = 3
 
 
 @pytest.fixture(autouse=True)

@@ -107,7 +107,9 @@ def test_pickles_from_before_schema_classes_load():
 
 def test_schemas_imply_missing_limits():
     schemas = [single(10), every_round(10), epochs(10, 4), separated(10, np.int64(4), 2)]
-    limits = [(p.min_sep, p.max_participations) for p in schemas]
+    limits = [
+        (participation.min_sep, participation.max_participations) for participation in schemas
+    ]
     assert limits == [(10, 1), (1, 10), (4, 3), (4, 2)]
 
 

@@ -22,13 +22,14 @@ def test_allows_each_finds_the_clients_whose_rounds_are_allowed(participation, c
     # The definitions of the schemas, client by client.
     allowed = set(allowed_sets(participation))
     rounds_by_client = {
-        c: tuple(t for t, cohort in enumerate(cohorts) if c in cohort) for c in clients.tolist()
+        client: tuple(t for t, cohort in enumerate(cohorts) if client in cohort)
+        for client in clients.tolist()
     }
     assert clients.tolist() == sorted(set().union(*cohorts))
     expected_rounds = list(rounds_by_client.values())
     assert [tuple(rounds.of(i).tolist()) for i in range(len(clients))] == expected_rounds
     assert participation.allows_each(rounds).tolist() == [t in allowed for t in expected_rounds]
-    noncompliant = [c for c, t in rounds_by_client.items() if t not in allowed]
+    noncompliant = [client for client, t in rounds_by_client.items() if t not in allowed]
     assert ledger.noncompliant(participation).tolist() == noncompliant
 
 

@@ -30,5 +30,5 @@ def two_bands(rounds):
 def ledger_of(cohorts, cohort_size=1):
     """Returns a ledger of these cohorts."""
     return fedmf.ParticipationLedger(
-        cohort_size=cohort_size, cohorts=[np.array(c, np.int64) for c in cohorts]
+        cohort_size=cohort_size, cohorts=[np.array(cohort, np.int64) for cohort in cohorts]
     )

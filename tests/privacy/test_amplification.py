@@ -57,7 +57,8 @@ def grid(sigma, cells=6000):
 )
 def test_epsilon_of_poisson_samples_is_that_of_the_integral(sigma, q, k):
     # By definition a client's 1 is there with probability q, or never; no accountant is involved.
-    x, cell = grid(sigma, 6000 if k == 1 else 1500)
+    num_cells = 6000 if k == 1 else 1500
+    x, cell = grid(sigma, num_cells)
     absent = stats.norm.pdf(x, 0, sigma)
     present = q * stats.norm.pdf(x, 1, sigma) + (1 - q) * absent
     if k == 2:

@@ -100,7 +100,9 @@ def test_as_many_bands_as_an_epoch_has_rounds_are_not_amplified(few, search):
     assert row.per_query_noise_multiplier == pytest.approx(2 * unamplified_multiplier, rel=1e-9)
     assert row.noise_multiplier == pytest.approx(unamplified_multiplier, rel=1e-9)
     assert row.advantage == pytest.approx(fedmf.AttackRisk(mu=1 / row.noise_multiplier).advantage)
-    assert few.close == tuple(r for r in few.rows if r.rmse <= 1.01 * few.best.rmse)
+    assert few.close == tuple(
+        close_row for close_row in few.rows if close_row.rmse <= 1.01 * few.best.rmse
+    )
     # The dense optimum is the best without amplification.
     assert (dense.family, dense.amplified) == ("dense", False)
     assert dense.rmse <= row.rmse

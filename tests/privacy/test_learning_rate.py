@@ -90,8 +90,8 @@ def predictions(cells):
     """
     cells = list(cells)
     return (
-        sum(c.as_printed for c in cells),
-        sum(bool(c.nearly) and not c.as_printed for c in cells),
+        sum(cell.as_printed for cell in cells),
+        sum(bool(cell.nearly) and not cell.as_printed for cell in cells),
         len(cells),
     )
 

@@ -31,7 +31,8 @@ from tests.privacy import plans
 from tests.privacy.plans import banded, ledger_of
 from tests.refusals import assert_refused, named
 
-NAN, INF = float("nan"), float("inf")
+NAN = float("nan")
+INF = float("inf")
 ONE = IdentityMechanism(rounds=4)
 TWICE = separated(4, 2)
 SPACED = separated(20, 5)

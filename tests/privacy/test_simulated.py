@@ -485,7 +485,8 @@ class TestDraws:
         """An audit of the largest cohort alone accepted both ledgers as amplified."""
         scheme = fedmf.MinSepPoisson(population=10_000, cohort_size=100, min_sep=4)
         plan = identity_plan(scheme, 64)
-        frequent_clients = [np.arange(50 if t % 4 == 0 else 0) for t in range(64)]
+        cohort_sizes = [50 if t % 4 == 0 else 0 for t in range(64)]
+        frequent_clients = [np.arange(size) for size in cohort_sizes]
         large_cohorts = [np.arange(140) + 1000 * (t % 4) for t in range(64)]
         assert "took part 16 times" in "; ".join(contradictions(frequent_clients, plan))
         assert "there are 8960 participations" in "; ".join(contradictions(large_cohorts, plan))

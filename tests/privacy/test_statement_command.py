@@ -90,7 +90,9 @@ def test_the_command_of_every_sampling_scheme_repeats_its_statement(
     )
     if scheme != "balls-in-bins":
         assert getattr(stated_plan.sampling, setting) == (partitions or 4)
-    check(stated_plan.simulating(simulated=2, claimed=20) if simulated else stated_plan, folder)
+    if simulated:
+        stated_plan = stated_plan.simulating(simulated=2, claimed=20)
+    check(stated_plan, folder)
 
 
 QUANTILE = QuantileClipping(quantile=0.3, share=0.1, every=7)

@@ -37,7 +37,8 @@ def make_run(
     """Returns a run of 24 rounds; `stop` leaves it unfinished after this number of rounds."""
     if family != "none" and "noise_multiplier" not in config_values:
         config_values.setdefault("epsilon", 8.0)
-    config_values.setdefault("min_sep", None if "sampling" in config_values else 8)
+    default_min_sep = None if "sampling" in config_values else 8
+    config_values.setdefault("min_sep", default_min_sep)
     config = fedmf.TrainConfig(
         family=family,
         seed=seed,
@@ -51,6 +52,7 @@ def make_run(
         config.participation(), population=POPULATION, cohort_size=COHORT, seed=seed
     )
     rng = np.random.default_rng([seed, *family.encode()])
+    num_rounds = ROUNDS if stop is None else stop
     rows = [
         {
             "round": t,
@@ -59,7 +61,7 @@ def make_run(
             "train_loss": 4.0 - 0.05 * t,
             "clip_fraction": 1.0 - 0.02 * t,
         }
-        for t in range(ROUNDS if stop is None else stop)
+        for t in range(num_rounds)
     ]
     for row in rows[3::4]:
         final_accuracy = _FINAL[family] * (1 - np.exp(-(row["round"] + 1) / 8))

@@ -209,7 +209,7 @@ def test_texts_of_runs_are_escaped(make_run, tmp_path, undrawn):
         [dataclasses.replace(run, statement=statement, **run_changes)], tmp_path, title=evil_text
     )
     assert page.source.count("<script>") == 1
-    assert not any(name == "href" or v.startswith("http") for _, name, v in page.attributes)
+    assert not any(name == "href" or value.startswith("http") for _, name, value in page.attributes)
     assert page.text.count("alert('x')") >= 5
 
 
@@ -372,7 +372,9 @@ def test_training_and_clients_are_drawn_if_they_were_measured(make_run, tmp_path
     page = report([run, make_run("tree")], tmp_path)
     titles = {ax.get_title(loc="left") for figure in figures for ax in figure.axes}
     assert {"Training loss", "Updates clipped", "Accuracy over training clients"} <= titles
-    alt_texts = " ".join(v for tag, name, v in page.attributes if (tag, name) == ("img", "alt"))
+    alt_texts = " ".join(
+        value for tag, name, value in page.attributes if (tag, name) == ("img", "alt")
+    )
     for words in (
         "seed 0: 10.00% to 26.00% over 58 clients",
         "Banded (8 bands) updates clipped 0.54",

@@ -172,7 +172,8 @@ class TestALearningRateSchedule:
 
     def test_a_schedule_changes_the_fitted_mechanism(self):
         mechanisms = [
-            config(family="dense", learning_rate_schedule=s).fit() for s in (None, "6:0.15")
+            config(family="dense", learning_rate_schedule=schedule).fit()
+            for schedule in (None, "6:0.15")
         ]
         workload = config(**FALLING_SCHEDULE).fit_workload()
         participation = config().participation()

@@ -83,7 +83,11 @@ def commit_rounds(folder, cohorts, num_records=None, selections=None):
 
 def file_contents(path):
     """Returns the contents of all files below a folder by their paths."""
-    return {p.relative_to(path): p.read_bytes() for p in path.rglob("*") if p.is_file()}
+    return {
+        file_path.relative_to(path): file_path.read_bytes()
+        for file_path in path.rglob("*")
+        if file_path.is_file()
+    }
 
 
 def test_participation_is_written_after_each_commit_for_its_owner_only(folder):

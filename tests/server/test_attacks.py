@@ -281,7 +281,10 @@ class TestUpdates:
                 ]:
                     total.add([added_update], clip_norm=0.1, zeroing_norm=np.inf)
                 totals.append([fractions.Fraction(x) for x in total.total])
-            moved = sum((a - b) ** 2 for a, b in zip(*totals, strict=True))
+            moved = sum(
+                (total_with - total_without) ** 2
+                for total_with, total_without in zip(*totals, strict=True)
+            )
             assert moved <= squared, trial
             worst = max(worst, moved)
         assert worst > squared * fractions.Fraction(999_999, 1_000_000)

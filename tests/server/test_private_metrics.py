@@ -32,9 +32,10 @@ ROUNDS = 6
 @functools.cache
 def plan_of(share=0.02, family="banded", **options):
     """Returns a plan of six rounds, in which clients take part in every second one."""
+    loss_options = {"largest_loss": 8.0} if share else {}
     config = fedmf.PlanConfig(
         rounds=ROUNDS, min_sep=2, family=family, private_metrics=share,
-        **({"largest_loss": 8.0} if share else {}), **({"noise_multiplier": 1.0} | options),
+        **loss_options, **({"noise_multiplier": 1.0} | options),
     )  # fmt: skip
     return config.plan()
 
@@ -197,7 +198,8 @@ def test_means_over_rounds_have_the_stated_deviation(family):
         counted = window_values["clients"] - clients * len(window)
         stated_ratios.append(counted / window_values["stddev"]["clients"])
         singles = [
-            metrics.values(range(t, t + 1), r) for t, r in zip(window, released, strict=True)
+            metrics.values(range(t, t + 1), release)
+            for t, release in zip(window, released, strict=True)
         ]
         independent_ratios.append(
             counted / math.hypot(*(round_values["stddev"]["clients"] for round_values in singles))
@@ -207,8 +209,8 @@ def test_means_over_rounds_have_the_stated_deviation(family):
 
     def fit(values):
         squares = float(np.sum(np.square(values)))
-        p = 2 * min(scipy.stats.chi2.cdf(squares, seeds), scipy.stats.chi2.sf(squares, seeds))
-        return p > FALSE_POSITIVE_RATE
+        p_value = 2 * min(scipy.stats.chi2.cdf(squares, seeds), scipy.stats.chi2.sf(squares, seeds))
+        return p_value > FALSE_POSITIVE_RATE
 
     assert fit(stated_ratios)
     assert fit(losses)

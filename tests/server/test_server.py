@@ -169,8 +169,8 @@ class TestWhoTakesPart:
             for client in make_server(noise_seed=seed).cohort(available=list("abcdef")):
                 counts[client] += 1
         # 900 draws, 150 each; sets of 3 without replacement only lower the variance.
-        p = scipy.stats.chisquare(list(counts.values())).pvalue
-        assert p > FALSE_POSITIVE_RATE
+        p_value = scipy.stats.chisquare(list(counts.values())).pvalue
+        assert p_value > FALSE_POSITIVE_RATE
         server = make_server()
         drawn = server.cohort(available=list("abcdef"))
         assert drawn == server.cohort(available=list("fedcba"))

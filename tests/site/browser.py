@@ -113,7 +113,8 @@ def look(page: "Page", url: str) -> list[str]:
     page.goto(url, wait_until="load")
     for width in WIDTHS:
         page.set_viewport_size({"width": width, "height": 844})
-        if (excess := page.evaluate(WIDE)) > 0:
+        excess = page.evaluate(WIDE)
+        if excess > 0:
             complaints.append(f"scrolls sideways by {excess} pixels at {width}")
         if width >= COLUMNS_FROM:
             complaints += [
@@ -130,7 +131,8 @@ def search(page: "Page", address: str, word: str) -> list[str]:
     page.goto(f"{address}?q={word}", wait_until="load")
     page.wait_for_selector("ul.search li")
     first_result = page.locator("ul.search li").first
-    kind, text = first_result.get_attribute("class") or "", first_result.inner_text()
+    kind = first_result.get_attribute("class") or ""
+    text = first_result.inner_text()
     if "kind-object" in kind or word not in text.lower():
         return [f"finds {text!r} first"]
     return []

@@ -47,7 +47,8 @@ class Page(html.parser.HTMLParser):
 
     def __init__(self, text):
         super().__init__()
-        self.anchors, self.loads = set(), []
+        self.anchors = set()
+        self.loads = []
         self.feed(text)
 
     def handle_starttag(self, tag, attributes):

@@ -51,10 +51,10 @@ def test_the_runs_of_a_lost_machine_resume_elsewhere(machines, tmp_path, monkeyp
             configs,
             SweepOptions(noise_seed=5, jobs=2, cluster="auto"),
         )
-        while (
-            num_done := max(num_rounds(tmp_path / "on", name) for name in configs)
-        ) < 12 and not training.done():
+        num_done = 0
+        while num_done < 12 and not training.done():
             time.sleep(0.02)
+            num_done = max(num_rounds(tmp_path / "on", name) for name in configs)
         machines.remove_node(node, allow_graceful=False)
         machines.add_node(num_cpus=2)
         assert training.result() == {}

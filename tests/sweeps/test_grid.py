@@ -22,7 +22,8 @@ def test_options_that_a_family_lacks_are_left_out_and_no_config_occurs_twice():
     }
     configs = sweep_configs(FIXED, varied)
     count = {
-        family: sum(c.family == family for c in configs.values()) for family in varied["family"]
+        family: sum(config.family == family for config in configs.values())
+        for family in varied["family"]
     }
     assert count == {"none": 1, "identity": 2, "banded": 4, "tree": 4}
     assert len(set(configs.values())) == len(configs)
@@ -34,7 +35,7 @@ def test_options_that_a_family_lacks_are_left_out_and_no_config_occurs_twice():
 def test_schedules_are_varied_like_other_fields():
     name, values = varied_values("learning-rate-schedule=6:0.15,2:0.5 6:0.1")
     configs = sweep_configs({"rounds": 8, "min_sep": 4, "family": "none"}, {name: values})
-    assert {run: c.learning_rate_schedule for run, c in configs.items()} == {
+    assert {run: config.learning_rate_schedule for run, config in configs.items()} == {
         "learning_rate_schedule=6-0.15": "6:0.15",
         "learning_rate_schedule=2-0.5-6-0.1": "2:0.5 6:0.1",
     }
@@ -57,8 +58,8 @@ def test_options_of_the_task_are_varied_like_fields():
     name, values = varied_values("task-option.lstm-size=8,16")
     configs = sweep_configs(FIXED | {"epsilon": 1.0, "task_option.loss": "masked"}, {name: values})
     assert list(configs) == ["task_option.lstm_size=8", "task_option.lstm_size=16"]
-    assert [c.task_options["lstm_size"] for c in configs.values()] == [8, 16]
-    assert {c.task_options["loss"] for c in configs.values()} == {"masked"}
+    assert [config.task_options["lstm_size"] for config in configs.values()] == [8, 16]
+    assert {config.task_options["loss"] for config in configs.values()} == {"masked"}
     with refusal("`task_option` 'size' is none of the task stackoverflow_nwp"):
         sweep_configs(FIXED | {"epsilon": 1.0}, {"task_option.size": ["8"]})
 
@@ -67,7 +68,7 @@ def test_an_option_of_a_family_at_its_default_is_omitted():
     configs = sweep_configs(
         FIXED | {"epsilon": 8.0}, {"family": ["banded", "dense"], "equal_norms": [True, False]}
     )
-    assert [(c.family, dict(c.mechanism_options)) for c in configs.values()] == [
+    assert [(config.family, dict(config.mechanism_options)) for config in configs.values()] == [
         ("banded", {}),
         ("banded", {"equal_norms": False}),
         ("dense", {"equal_norms": True}),

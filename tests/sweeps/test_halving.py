@@ -175,7 +175,8 @@ def test_the_bar_counts_the_rounds_that_halving_will_train(monkeypatch, tmp_path
 
     class Bar:
         def __init__(self, *, total, initial, **_):
-            self.total, self.n = total, initial
+            self.total = total
+            self.n = initial
             totals.append(total)
 
         def __enter__(self):

@@ -77,7 +77,8 @@ def halved(tmp_path):
     """Returns a finished run with the largest of four rates, and three that halving stopped."""
     folders = {}
     for rate in (0.1, 0.5, 1.0, 4.0):
-        run = make_run("banded", server_learning_rate=rate, stop=None if rate == 4.0 else 8)
+        stop = None if rate == 4.0 else 8
+        run = make_run("banded", server_learning_rate=rate, stop=stop)
         folders[rate] = dataclasses.replace(run, path=tmp_path / str(rate))
         folders[rate].path.mkdir()
         if rate != 4.0:
@@ -86,7 +87,8 @@ def halved(tmp_path):
 
 
 def test_stopped_settings_count_as_tried(halved, drawn):
-    finished, stopped = halved[3:], stopped_by_data(halved)
+    finished = halved[3:]
+    stopped = stopped_by_data(halved)
     assert stopped == halved[:3]
     (best,) = best_settings(finished, stopped=stopped)
     assert (best.settings, best.at_edge) == (4, ["server_learning_rate"])
@@ -167,7 +169,8 @@ def test_the_table_has_a_row_for_every_run(runs):
 
 
 def test_the_row_of_a_simulation_names_it():
-    simulated, honest = make_run("banded", claimed_cohort=50), make_run("banded")
+    simulated = make_run("banded", claimed_cohort=50)
+    honest = make_run("banded")
     rows = table([simulated, honest])
     assert [row["simulated_for_cohort"] for row in rows] == ["50", ""]
     assert [bool(row["achieved_epsilon"]) for row in rows] == [False, True]
@@ -180,7 +183,8 @@ def test_the_joint_epsilon_is_that_of_the_composition():
     """Two runs with one noise multiplier are a run whose encoder is stacked twice: its sensitivity
     has the factor sqrt(2).
     """
-    banded_run, identity_run = make_run("banded"), make_run("identity")
+    banded_run = make_run("banded")
+    identity_run = make_run("identity")
     assert together([banded_run]).startswith("The private run: epsilon 8.00 at delta 1e-6.")
     encoder = np.vstack([np.eye(4), np.eye(4)])
     participation = fedmf.Participation(rounds=4, schema="single")
@@ -206,7 +210,8 @@ def test_the_joint_epsilon_of_simulated_bounds_states_their_error_probability():
 
 
 def test_epsilons_at_different_deltas_are_added_and_runs_without_noise_are_named():
-    first_run, second_run = make_run("banded"), make_run("banded", delta=1e-5)
+    first_run = make_run("banded")
+    second_run = make_run("banded", delta=1e-5)
     joint_text = together([first_run, second_run, make_run("none")])
     assert "epsilon 16.00 at delta 1.1e-5" in joint_text
     assert "The other one promises no privacy." in joint_text
@@ -227,7 +232,8 @@ def drawn(monkeypatch):
     """Returns a list of (label, x, y) of the lines that are plotted."""
     from matplotlib.axes import Axes
 
-    plotted_lines, plot = [], Axes.plot
+    plotted_lines = []
+    plot = Axes.plot
     monkeypatch.setattr(
         Axes,
         "plot",
@@ -310,10 +316,12 @@ def test_bands_are_chosen_for_each_epsilon_if_cohorts_are_sampled(drawn):
     drawing = {"sampling": "poisson", "population": 60}
     accuracy = {(1.0, 1): 0.2, (1.0, 2): 0.3, (8.0, 2): 0.4, (8.0, 4): 0.5}
     runs = [
-        reached(make_run("banded", epsilon=e, bands=b, **drawing), value)
-        for (e, b), value in accuracy.items()
+        reached(make_run("banded", epsilon=epsilon, bands=b, **drawing), value)
+        for (epsilon, b), value in accuracy.items()
     ]
-    runs += [reached(make_run("identity", epsilon=e, **drawing), 0.1) for e in (1.0, 8.0)]
+    runs += [
+        reached(make_run("identity", epsilon=epsilon, **drawing), 0.1) for epsilon in (1.0, 8.0)
+    ]
     banded, second_best, *_ = best_settings(runs)
     assert (banded.compared["epsilon"], banded.tuned["bands"], second_best.tuned["bands"]) == (
         1.0,

@@ -143,7 +143,8 @@ def test_a_run_that_dies_takes_no_other_with_it(trains, tmp_path):
 
 def test_a_run_that_exists_under_another_name_is_not_trained_again(trains, tmp_path):
     train(tmp_path, grid(epsilon=[8.0]))
-    both_configs, names = grid(epsilon=[8.0], seed=[0, 1]), ["epsilon=8", "epsilon=8,seed=1"]
+    both_configs = grid(epsilon=[8.0], seed=[0, 1])
+    names = ["epsilon=8", "epsilon=8,seed=1"]
     assert list(sweep_folder.in_folder(tmp_path, both_configs)) == names
     train(tmp_path, both_configs)
     assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == names
@@ -169,7 +170,8 @@ def test_another_mechanism_in_a_file_of_the_same_name_is_refused(trains, tmp_pat
     both_configs = sweep_configs(
         FIXED | {"family": "file", "mechanism": str(file)}, {"seed": [0, 1]}
     )
-    first_config, out = {"seed=0": both_configs["seed=0"]}, tmp_path / "sweep"
+    first_config = {"seed=0": both_configs["seed=0"]}
+    out = tmp_path / "sweep"
     train(out, first_config)
     shutil.copy(file, sweep.run_folder(out, "seed=0") / "mechanism.npz")  # as a run does
     assert list(sweep_folder.in_folder(out, both_configs)) == ["seed=0", "seed=1"]

@@ -36,7 +36,9 @@ class Instant:
     """
 
     def __init__(self, out, begun):
-        self._out, self._begun, self._waiting = out, begun, []
+        self._out = out
+        self._begun = begun
+        self._waiting = []
 
     def begin(self, name):
         self._begun.append(name)
@@ -56,7 +58,8 @@ class Instant:
             return 2
         shutil.copytree(self._out.parent / "template", folder, dirs_exist_ok=True)
         (folder / "config.json").write_text(json.dumps(config))
-        rate, rows = config["server_learning_rate"], [{"round": t} for t in range(4)]
+        rate = config["server_learning_rate"]
+        rows = [{"round": t} for t in range(4)]
         if config["private_metrics"]:
             private = {"clients": 4, "accuracy": rate / 4, "stddev": {"clients": 1.0}}
             rows = [{**row, "private": private} for row in rows]
@@ -106,7 +109,7 @@ def out(tmp_path):
 
 
 def space(varied=RATES, **changes):
-    fixed = {k: v for k, v in (FIXED | changes).items() if k not in varied}
+    fixed = {name: value for name, value in (FIXED | changes).items() if name not in varied}
     return Space(fixed=fixed, varied=varied)
 
 

@@ -164,7 +164,8 @@ def test_the_splits_of_the_task_are_disjoint_and_complete(archive, validation, s
     from fedmf.tasks.cifar10 import Cifar10Options, cifar10
 
     options = {"data": str(archive), "model": "small", "validation": validation}
-    task, images = cifar10(Cifar10Options(**options)), data.load_images(archive)
+    task = cifar10(Cifar10Options(**options))
+    images = data.load_images(archive)
     splits = [task.split(name) for name in ("validation", "test")]
     assert (len(task.client_ids), *(len(y) for _, y in splits)) == sizes
     clients = zip(*map(task.examples_of, task.client_ids), strict=True)

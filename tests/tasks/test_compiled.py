@@ -16,7 +16,9 @@ tf = pytest.importorskip("tensorflow")
 from fedmf.tasks.stackoverflow import model  # noqa: E402
 from fedmf.tasks.stackoverflow.compiled.epoch import compiled_epoch, tensor_shapes  # noqa: E402
 
-LENGTH, WIDTH, UNITS = 5, 3, 4
+LENGTH = 5
+WIDTH = 3
+UNITS = 4
 SIZES = ("vocabulary_size", "embedding_size", "lstm_size")
 
 
@@ -30,7 +32,8 @@ def sgd(kind, sizes, weights, x, y, *, form="plain", batch_size=16, rate=0.3):
     variables = built.trainable_variables
     for variable, weight in zip(variables, weights, strict=True):
         variable.assign(weight)
-    loss_of, total = model.make_loss(kind), 0.0
+    loss_of = model.make_loss(kind)
+    total = 0.0
     for batch_start in range(0, len(x), batch_size):
         batch_slice = slice(batch_start, batch_start + batch_size)
         with tf.GradientTape() as tape:
@@ -40,14 +43,18 @@ def sgd(kind, sizes, weights, x, y, *, form="plain", batch_size=16, rate=0.3):
         for variable, gradient in zip(variables, tape.gradient(loss, variables), strict=True):
             variable.assign_sub(rate * tf.convert_to_tensor(gradient))
         total += float(loss) * len(x[batch_slice])
-    return [w - v.numpy() for w, v in zip(weights, variables, strict=True)], total
+    return [
+        start_weight - trained_variable.numpy()
+        for start_weight, trained_variable in zip(weights, variables, strict=True)
+    ], total
 
 
 def compiled(kind, sizes, weights, x, y, *, form="plain", batch_size=16, rate=0.3):
     epoch = compiled_epoch(**by_name(sizes), form=form, loss=kind, batch_size=batch_size)
-    if (run := epoch()) is None:
+    run = epoch()
+    if run is None:
         pytest.skip("no C compiler")
-    update = [np.full(w.shape, np.nan, np.float32) for w in weights]
+    update = [np.full(weight.shape, np.nan, np.float32) for weight in weights]
     return update, run(weights, x, y, rate, update)
 
 

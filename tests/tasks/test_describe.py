@@ -12,7 +12,8 @@ from fedmf.tasks.describe import describe_file
 from fedmf.tasks.emnist.data import open_file
 from tests.refusals import refusal
 
-TFF, KERAS = ".tff", ".keras/datasets"
+TFF = ".tff"
+KERAS = ".keras/datasets"
 # Task -> who writes a synthetic substitute and who reads the file, and where.
 TASKS = {
     "stackoverflow_nwp": (
@@ -65,7 +66,8 @@ def test_synthetic_data_are_recognised_by_their_content(task, tmp_path):
 
 
 def test_files_of_no_task_are_refused(tmp_path):
-    text, packed = tmp_path / "posts.csv", tmp_path / "posts.gz"
+    text = tmp_path / "posts.csv"
+    packed = tmp_path / "posts.gz"
     text.write_text("user,text\n")
     packed.write_bytes(gzip.compress(b"user,text\n"))
     with refusal(r"posts\.csv is no data file of a task that ships: .* `fedmf data import`"):

@@ -127,10 +127,8 @@ def test_the_published_network_is_tff_s_without_dropout(tff):
 
     from fedmf.tasks.emnist.task import build_model
 
-    fedmf_model, tff_model = (
-        build_model(0, classes=62),
-        emnist_models.create_conv_dropout_model(only_digits=False),
-    )
+    fedmf_model = build_model(0, classes=62)
+    tff_model = emnist_models.create_conv_dropout_model(only_digits=False)
     tff_model.set_weights(fedmf_model.get_weights())
     x = np.random.default_rng(0).random((3, 28, 28, 1), np.float32)
     assert_allclose(tf.nn.softmax(fedmf_model(x)), tff_model(x, training=False), rtol=1e-5)

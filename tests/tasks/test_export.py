@@ -54,7 +54,7 @@ def test_every_task_s_model_loads_where_fedmf_cannot_be_imported(corpus_file, tm
         task = tasks.task_from_config(config, progress=False)
         x, _ = take(task.split("test"), slice(5))
         model = task.build_model(3)
-        model.set_weights([w + 0.1 for w in model.get_weights()])  # not all zeros
+        model.set_weights([weight + 0.1 for weight in model.get_weights()])  # not all zeros
         if task.export_model is not None:
             model.save(tmp_path / "with_our_layer.keras")
         exported = model if task.export_model is None else task.export_model(model)

@@ -63,7 +63,8 @@ def test_metrics_match_numpy(kind, batch):
     for start in (0, 1):  # over two batches
         for metric in metric_by_name.values():
             metric.update_state(*(batch_array[start:3:2] for batch_array in batch[:2]))
-    is_right, kept_labels = (logits.argmax(-1) == labels)[:3], labels[:3]
+    is_right = (logits.argmax(-1) == labels)[:3]
+    kept_labels = labels[:3]
     expected = {
         "accuracy": ~np.isin(kept_labels, [0, 8, 10]),
         "accuracy_no_pad_no_oov": ~np.isin(kept_labels, [0, 8]),
@@ -102,10 +103,8 @@ def test_the_published_form_equals_the_published_model_in_keras():
     published_model.set_weights(
         [rng.normal(size=weight.shape) for weight in published_model.get_weights()]
     )
-    keras_model, default_model = (
-        keras_alone(published_model.get_weights()),
-        model.build_model(3, **SMALL),
-    )
+    keras_model = keras_alone(published_model.get_weights())
+    default_model = model.build_model(3, **SMALL)
     default_model.set_weights(published_model.get_weights())
     words = np.array([[9, 3, 1, 10, 0], [9, 2, 2, 5, 7], [9, 10, 0, 0, 0], [0] * 5], np.int32)
     labels = np.pad(words[:, 1:], [(0, 0), (0, 1)])

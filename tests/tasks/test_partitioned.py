@@ -56,8 +56,10 @@ def pool(task):
 @TENSORFLOW
 @pytest.mark.parametrize("name", MADE)
 def test_every_example_has_a_client(made, name):
-    natural, task = made(name), made(name, partition="dirichlet:0.3", clients=10)
-    (x, y), ids = pool(natural), task.client_ids
+    natural = made(name)
+    task = made(name, partition="dirichlet:0.3", clients=10)
+    x, y = pool(natural)
+    ids = task.client_ids
     assert ids == tuple("0123456789")
     owners = partition.dirichlet(y, 10, 0.3, 0)
     for number, client in enumerate(ids):
@@ -66,9 +68,9 @@ def test_every_example_has_a_client(made, name):
         np.testing.assert_array_equal(mine[1], y[owners == number])
     assert "synthetic substitute" in natural.synthetic_clients
     assert POOLS[name] in task.synthetic_clients
-    assert f"10 synthetic clients by dirichlet:0.3 (seed 0) of {'the ' * (name == 'emnist')}" in (
-        task.description
-    )
+    article = "the " if name == "emnist" else ""
+    expected_text = f"10 synthetic clients by dirichlet:0.3 (seed 0) of {article}"
+    assert expected_text in task.description
     for split in ("validation", "test"):
         np.testing.assert_array_equal(task.split(split)[1], natural.split(split)[1])
 

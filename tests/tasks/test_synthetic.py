@@ -35,7 +35,7 @@ def test_metadata_counts_the_examples(corpus_file):
     stated = execute(corpus_file, "SELECT split_name, client_id, num_examples FROM client_metadata")
     counted = {of: len(texts) for of, texts in sentences(corpus_file).items()}
     assert {row[:2]: row[2] for row in stated} == counted
-    users = {name: {c for split, c in counted if split == name} for name in data.SPLITS}
+    users = {name: {client for split, client in counted if split == name} for name in data.SPLITS}
     assert {name: len(of) for name, of in users.items()} == {"train": 40, "heldout": 4, "test": 24}
     # Test users are mostly train users; held-out users are neither.
     assert len(users["test"] & users["train"]) == 19

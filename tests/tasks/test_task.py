@@ -124,7 +124,8 @@ def test_another_vocabulary_has_another_data_version(corpus_file, tmp_path, publ
     head, *counts = words.read_text().splitlines(keepends=True)
     if published:  # TFF's own, which is read beside a file that is not synthetic
         execute(path, "PRAGMA application_id = 0")
-        words, head = path.with_suffix(".word_count"), ""
+        words = path.with_suffix(".word_count")
+        head = ""
         words.write_text("".join(counts))
         task_before = made(path, **SMALL)
     assert made(path, **SMALL).data_version == task_before.data_version

@@ -101,7 +101,8 @@ def test_the_file_is_what_tffs_loader_and_ours_expect(table):
     # Those that TFF's parser asks for.
     features = {tuple(sorted(example_proto.decode_example(record))) for *_, record in records(out)}
     assert features == {("creation_date", "score", "tags", "title", "tokens", "type")}
-    corpus, counted = data.open_corpus(out), {}
+    corpus = data.open_corpus(out)
+    counted = {}
     for split in data.SPLITS:
         counted |= {(split, user): n for user, n in corpus.client_sizes(split).items()}
     assert counted == {key: len(texts) for key, texts in sentences(out).items()}
@@ -211,7 +212,8 @@ def test_a_failed_import_leaves_no_file(table, monkeypatch, error):
 
 
 def test_a_killed_import_leaves_no_file_and_the_next_one_cleans_up(tmp_path):
-    path, out = tmp_path / "rows.csv", tmp_path / "corpus.sqlite"
+    path = tmp_path / "rows.csv"
+    out = tmp_path / "corpus.sqlite"
     text = "Hello there, this is a text. How are you? I am fine, thanks for asking me."
     write_csv(path, [(str(i % 997), f"{i} {text}") for i in range(50_000)])
     program = (

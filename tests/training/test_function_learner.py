@@ -147,7 +147,10 @@ def test_no_client_changes_the_sum_by_more_than_the_clip_norm(factor):
     clients = [client_data(task, settings, 0, client) for client in range(3)]
     sum_of_three = next(work.sums(broadcast, [clients]))
     sum_of_two = next(work.sums(broadcast, [[clients[0], clients[2]]]))
-    changes = [a - b for a, b in zip(sum_of_three.values, sum_of_two.values, strict=True)]
+    changes = [
+        array_of_three - array_of_two
+        for array_of_three, array_of_two in zip(sum_of_three.values, sum_of_two.values, strict=True)
+    ]
     assert np.sqrt(sum(np.sum(change**2) for change in changes)) <= 0.5
     assert sum_of_three.zeroed == (not np.isfinite(factor))
     assert sum_of_three.clients == 3
@@ -210,7 +213,7 @@ def test_unsupported_executions_learners_and_private_metrics_are_refused(tmp_pat
     with refusal("learner of task 'linear' is a function", TypeError):
         linear_task(learner=evaluate)
     with refusal("private_metrics=0.1 need a headline metric between 0 and 1, and "):
-        task = linear_task(headline_metric="loss", evaluate=lambda w, e: {"loss": 2.0})
+        task = linear_task(headline_metric="loss", evaluate=lambda weights, examples: {"loss": 2.0})
         train(tmp_path / "run", config(private_metrics=0.1), task)
 
 

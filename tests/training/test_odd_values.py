@@ -122,7 +122,8 @@ def test_evaluate_gets_plain_labels_whatever_the_weights():
 
 
 def test_weighted_labels_cannot_be_taken_for_an_array():
-    labels, array = Weighted(np.arange(3.0), np.ones(3)), np.ones(3)
+    labels = Weighted(np.arange(3.0), np.ones(3))
+    array = np.ones(3)
     for use in (
         lambda: array == labels,
         lambda: labels == array,
@@ -147,7 +148,9 @@ def test_weighted_labels_cannot_be_taken_for_an_array():
 def test_a_metric_or_a_loss_that_is_no_number_is_refused(value):
     task = linear_task(evaluate=lambda weights, examples: {"loss": 1.0, "odd": value})
     assert "'odd'" in message_of(lambda: task.headline)
-    task = linear_task(client_update=lambda w, epochs, settings: ([a * 0 for a in w], value))
+    task = linear_task(
+        client_update=lambda w, epochs, settings: ([array * 0 for array in w], value)
+    )
     assert "returns the loss" in message_of(task.learner.check, task, config())
 
     class Odd(RoundMetric):
@@ -183,7 +186,9 @@ def test_masked_arrays_are_refused():
     assert "a masked array" in message_of(check_examples, (X, np.ma.array(Y)), "client 1")
     weights = message_of(learner(initial_weights=lambda seed: [np.ma.ones(3)]).initial_weights, 0)
     assert "a masked array" in weights
-    task = linear_task(client_update=lambda w, epochs, settings: ([np.ma.array(a) for a in w], 1.0))
+    task = linear_task(
+        client_update=lambda w, epochs, settings: ([np.ma.array(array) for array in w], 1.0)
+    )
     assert "none of them masked" in message_of(task.learner.check, task, config())
 
 
@@ -250,8 +255,8 @@ def test_a_resume_with_other_shapes_names_them(tmp_path):
     train(tmp_path / "run", settings, callbacks=[training.StopAfter(1)])
     larger = linear_task(
         initial_weights=lambda seed: [np.zeros(3), np.zeros(2)],
-        client_update=lambda w, epochs, options: ([a * 0 for a in w], 1.0),
-        evaluate=lambda w, examples: {"loss": 1.0, "share within 1": 0.5},
+        client_update=lambda weights, epochs, options: ([array * 0 for array in weights], 1.0),
+        evaluate=lambda weights, examples: {"loss": 1.0, "share within 1": 0.5},
     )
     with pytest.warns(UserWarning, match="is resumed with another program"):
         message = message_of(
@@ -283,7 +288,8 @@ def test_the_training_loss_of_a_round_without_examples_is_null(tmp_path):
 @pytest.mark.parametrize("name", ["statement.md", "final_statement.md"])
 @pytest.mark.parametrize("is_given", [False, True])
 def test_a_statement_says_where_the_initial_weights_are_from(tmp_path, name, is_given):
-    task, settings = linear_task(), config(rounds=2)
+    task = linear_task()
+    settings = config(rounds=2)
     if is_given:
         task = task.starting_from([np.ones(3), np.ones(1)])
     run = train(tmp_path / "run", settings, task)

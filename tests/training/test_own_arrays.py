@@ -27,7 +27,8 @@ class PassesArraysOn(training.Learner):
     takes_no_weights = ""
 
     def __init__(self, *, evaluate=evaluate, client_work=None, weights=None):
-        self._evaluate, self._client_work = evaluate, client_work
+        self._evaluate = evaluate
+        self._client_work = client_work
         self._weights = initial_weights(3) if weights is None else weights
 
     def initial_weights(self, seed):
@@ -192,14 +193,16 @@ class InPlaceMomentum(ServerOptimizer):
 
 def test_a_server_optimizer_that_works_in_place_trains_and_resumes(tmp_path, registered):
     optimizer = registered(InPlaceMomentum())
-    task, settings = linear_task(), config(rounds=4)
+    task = linear_task()
+    settings = config(rounds=4)
     whole_run = train(tmp_path / "whole", settings, task, server_optimizer=optimizer)
     stop = [training.StopAfter(2)]
     train(tmp_path / "run", settings, task, server_optimizer=optimizer, callbacks=stop)
     resumed = train(tmp_path / "run", settings, task, server_optimizer=optimizer, resume=True)
     np.testing.assert_array_equal(resumed.weights[0], whole_run.weights[0])
     np.testing.assert_array_equal(task.initial_weights(3)[0], initial_weights(3)[0])
-    velocity, weight = 0.0, np.zeros(2, np.float32)
+    velocity = 0.0
+    weight = np.zeros(2, np.float32)
     state = checked_initial_state(InPlaceMomentum(), [weight])
     for _ in range(3):
         update = np.ones(2, np.float32)

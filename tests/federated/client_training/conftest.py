@@ -49,7 +49,10 @@ def sums_of(monkeypatch):
         sent = Broadcast(task.initial_weights(3), ClientParams(settings.clip_norm, math.inf, ()))
 
         def sum_of_cohort(cohort):
-            clients = [c if isinstance(c, ClientData) else ClientData(c) for c in cohort]
+            clients = [
+                client if isinstance(client, ClientData) else ClientData(client)
+                for client in cohort
+            ]
             [cohort_sum] = work.sums(sent, [clients])
             return cohort_sum
 

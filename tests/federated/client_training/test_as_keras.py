@@ -160,9 +160,10 @@ def trained_by_keras(x, y, build, loss, weights):
         for indices, _ in client.epochs:
             for first_row in range(0, len(indices), BATCH):
                 rows = indices[first_row : first_row + BATCH]
+                batch_weight = None if sample_weight is None else sample_weight[rows]
                 value = model.train_on_batch(
                     *tf.nest.map_structure(lambda array, rows=rows: array[rows], (x, y)),
-                    sample_weight=None if sample_weight is None else sample_weight[rows],
+                    sample_weight=batch_weight,
                     class_weight=weights.get("class_weight"),
                 )
                 loss_sum += np.ravel(value)[0] * len(rows)
@@ -185,7 +186,13 @@ def test_clients_train_as_in_keras_one_by_one_and_vectorised(kind, sums_of, vect
     assert min(np.abs(keras).max() for keras in expected) > 1e-3
     if weights is BOTH:  # the control
         without, _ = trained_by_keras(*KINDS[kind][:-1], {})
-        assert max(np.abs(a - b).max() for a, b in zip(without, expected, strict=True)) > 1e-3
+        assert (
+            max(
+                np.abs(array - other_array).max()
+                for array, other_array in zip(without, expected, strict=True)
+            )
+            > 1e-3
+        )
     # As workers of a cluster get it, which are sent the examples.
     elsewhere = pickle.loads(cloudpickle.dumps(task.learner.on_workers()))
     for learner, small in ((task.learner, 0), (elsewhere, 10_000)):
@@ -235,8 +242,11 @@ def test_evaluation_is_that_of_keras(kind):
     task = task_of(*KINDS[kind], metrics=lambda: [metric_class("accuracy")])
     model = task.build_model(3)
     model.compile(loss=loss(), metrics=[metric_class("accuracy")])
-    expected = model.evaluate(x, y, batch_size=BATCH if kind == "own class" else 256, verbose=0)
-    actual = Evaluator(task, settings())([v.numpy() for v in model.trainable_variables], "test")
+    batch_size = BATCH if kind == "own class" else 256
+    expected = model.evaluate(x, y, batch_size=batch_size, verbose=0)
+    actual = Evaluator(task, settings())(
+        [variable.numpy() for variable in model.trainable_variables], "test"
+    )
     assert actual["accuracy"] == pytest.approx(expected[1])
     if not model.losses:  # which Keras adds to what it reports
         assert actual["loss"] == pytest.approx(expected[0], rel=1e-5)

@@ -63,13 +63,14 @@ def compiled(weights, x, y, rate, update):
 def test_no_step_is_longer_than_the_bound(monkeypatch, kind, momentum, bound):
     if kind != "vectorised":
         monkeypatch.setattr(vectorised_sizes, "SMALL_MODEL", 0)
+    compiled_epoch = (lambda: compiled) if kind == "compiled" else None
     task = task_of_arrays(
         X, Y, lambda: tf.keras.Sequential(
             [tf.keras.Input((WIDTH,)), tf.keras.layers.Dense(1, use_bias=False)]
         ),
         client_ids=OWNERS, loss=tf.keras.losses.MeanSquaredError(), batch_size=BATCH,
         metrics=lambda: [tf.keras.metrics.MeanSquaredError()],
-        compiled_epoch=(lambda: compiled) if kind == "compiled" else None,
+        compiled_epoch=compiled_epoch,
     )  # fmt: skip
     settings = config(client_learning_rate=RATE, client_momentum=momentum, clip_norm=1.0)
     work = work_of(task, settings, max_step_norm=bound)

@@ -231,9 +231,8 @@ def test_a_call_that_is_over_is_not_cancelled(machines, monkeypatch):
     started = []
 
     def begin(*arguments):
-        started.append(
-            connection.function("math:sqrt" if not started else "time:sleep")(*arguments)
-        )
+        function_name = "math:sqrt" if not started else "time:sleep"
+        started.append(connection.function(function_name)(*arguments))
         return started[-1]
 
     with pytest.raises(ValueError, match="math domain error"):
@@ -281,11 +280,10 @@ def test_a_killed_driver_leaves_no_process_and_its_run_resumes(alone, tmp_path):
     pids = finished_process.stdout.split("workers ")[1].split()
     assert len(pids) >= 3
     deadline = time.monotonic() + 30
-    while (
-        living := [pid for pid in pids if pathlib.Path(f"/proc/{pid}/exe").exists()]
-    ) and time.monotonic() < deadline:
+    programs = [pathlib.Path(f"/proc/{pid}/exe") for pid in pids]
+    while any(program.exists() for program in programs) and time.monotonic() < deadline:
         time.sleep(0.2)
-    assert not living
+    assert not any(program.exists() for program in programs)
     assert_same_run(gone_on_with(tmp_path / "run"), alone)
 
 

@@ -69,7 +69,10 @@ def test_an_update_is_clipped_whatever_the_weights(small, sums_of):
         huge = (epoch[0], epoch[1]._replace(weights=np.full(SIZES[-1], weight, np.float32)))
         with_it, without = (summed(cohort) for cohort in ([*other_clients, [huge]], other_clients))
         assert int(with_it.zeroed) == zeroed
-        influence = [a - b for a, b in zip(with_it.values, without.values, strict=True)]
+        influence = [
+            sum_with - sum_without
+            for sum_with, sum_without in zip(with_it.values, without.values, strict=True)
+        ]
         norm = np.sqrt(sum(np.sum(np.square(leaf)) for leaf in influence))
         assert norm <= 0.5
         assert (norm > 0.49) is not zeroed
@@ -78,7 +81,7 @@ def test_an_update_is_clipped_whatever_the_weights(small, sums_of):
 def test_evaluation_counts_each_example_once():
     task = task_of()
     unweighted_task = task_of(weights={})
-    weights = [v.numpy() for v in task.build_model(3).trainable_variables]
+    weights = [variable.numpy() for variable in task.build_model(3).trainable_variables]
     expected = Evaluator(unweighted_task, settings())(weights, "test")
     assert Evaluator(task, settings())(weights, "test") == expected
     weighted_metrics, plain_metrics = (
@@ -101,11 +104,14 @@ def weights_of(name):
 
 def test_weights_are_equal_from_arrays_functions_and_client_data(tff):
     x = {"pixels": FEATURES, "label": LABELS, "weight": WEIGHTS.astype(np.float32)}
-    clients = {name: {k: v[int(name) == OWNERS] for k, v in x.items()} for name in "0123"}
+    clients = {
+        name: {key: field_values[int(name) == OWNERS] for key, field_values in x.items()}
+        for name in "0123"
+    }
     data = tff.simulation.datasets.TestClientData(clients)
 
     def elements(dataset):
-        return dataset.map(lambda e: (e["pixels"], e["label"], e["weight"]))
+        return dataset.map(lambda element: (element["pixels"], element["label"], element["weight"]))
 
     def of_client_data(preprocess, **changes):
         values = {n: getattr(task_of(), n) for n in ("name", "loss", "metrics", "batch_size")}

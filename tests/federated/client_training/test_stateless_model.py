@@ -48,8 +48,10 @@ def test_gradients_of_convolutions_equal_those_of_tensorflow(arguments):
             tape.watch(client_x)
             loss = tf.reduce_sum(tf.sin(model(client_x)))
         np.testing.assert_allclose(losses[i], loss, rtol=1e-5)
-        for a, b in zip(gradients, tape.gradient(loss, [*variables, client_x]), strict=True):
-            np.testing.assert_allclose(a[i], b, rtol=1e-4, atol=1e-5)
+        for gradient, expected_gradient in zip(
+            gradients, tape.gradient(loss, [*variables, client_x]), strict=True
+        ):
+            np.testing.assert_allclose(gradient[i], expected_gradient, rtol=1e-4, atol=1e-5)
 
 
 def test_a_random_constant_of_a_layer_is_not_drawn_in_every_call():

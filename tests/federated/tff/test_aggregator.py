@@ -84,7 +84,10 @@ def test_each_process_of_a_factory_has_noise_of_its_own_and_the_key_in_its_state
         first_noise,
         *(run(process, 1)[0] for process in (*other_processes, process, process)),
     ]
-    assert all(not np.isclose(a, b).any() for a, b in itertools.combinations(noises, 2))
+    assert all(
+        not np.isclose(noise, other_noise).any()
+        for noise, other_noise in itertools.combinations(noises, 2)
+    )
     # Negative control: the first process of another factory has the noise of the seed.
     np.testing.assert_array_equal(run(process_of(PLAN), 1)[0], first_noise)
     # A restored state goes on with its own key, in whatever process.

@@ -337,7 +337,8 @@ def mean_subtracted_before_clipping(query, state, updates):
 def twice_the_clip_norm(query, state, updates):
     params = tff.federated_map(query.params, state)
     double = tff.tensorflow.computation(
-        lambda p: p._replace(clip_norm=2 * p.clip_norm), params.type_signature.member
+        lambda params_value: params_value._replace(clip_norm=2 * params_value.clip_norm),
+        params.type_signature.member,
     )
     params = tff.federated_broadcast(tff.federated_map(double, params))
     samples = tff.federated_map(query.clip, (params, updates))

@@ -82,7 +82,9 @@ def test_sum_and_noise_are_those_of_tensorflow_privacy(kind, in_graph):
     size = flat(filled(specs, 0.0)).size
 
     def one_round(state):
-        return test_utils.run_query(query, [filled(specs, v) for v in (0.25, -0.125, 7.0)], state)
+        return test_utils.run_query(
+            query, [filled(specs, value) for value in (0.25, -0.125, 7.0)], state
+        )
 
     one_round = tf.function(one_round) if in_graph else one_round
     state = query.initial_global_state()
@@ -103,7 +105,7 @@ def test_sum_and_noise_are_those_of_tensorflow_privacy(kind, in_graph):
 @pytest.mark.parametrize("specs", STRUCTURES.values(), ids=STRUCTURES.keys())
 def test_sample_states_merge_and_take_templates(specs):
     query = make_query(specs)
-    records = [filled(specs, v) for v in (0.2, 3.0, np.nan)]
+    records = [filled(specs, value) for value in (0.2, 3.0, np.nan)]
     expected = add_up(query, records)
     merged = query.merge_sample_states(add_up(query, records[:1]), add_up(query, records[1:]))
     tf.nest.map_structure(

@@ -53,7 +53,8 @@ def scales_of(rule, released, interval):
     for t, g in enumerate(released.astype(np.float64)):
         v = v + g**2 if rule == "adagrad" else 0.9 * v + 0.1 * g**2
         s = (np.sqrt(v.mean()) + EPSILON) / (np.sqrt(v) + EPSILON)
-        scales.append(s if (t + 1) % interval == 0 else scales[-1])
+        next_scales = s if (t + 1) % interval == 0 else scales[-1]
+        scales.append(next_scales)
     return np.array(scales)
 
 

@@ -185,7 +185,10 @@ def test_variables_carry_no_data_from_client_to_client(tmp_path):
             by_hand(Remembers), client_ids=[f"client {i}" for i in clients]
         )
         run = train(tmp_path / repr(clients), settings, some_task)
-        return [len(clients) * (w - s) for w, s in zip(run.weights, start, strict=True)]
+        return [
+            len(clients) * (weight - start_weight)
+            for weight, start_weight in zip(run.weights, start, strict=True)
+        ]
 
     sum_of_both = sum_of([3, 4])
     first_sum = sum_of([3])

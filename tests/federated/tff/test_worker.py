@@ -35,6 +35,6 @@ def test_no_worker_outlives_a_program_that_ends():
     files = [pathlib.Path(f"/proc/{pid}/exe") for pid in finished_process.stdout.split()]
     assert len(files) == 2
     deadline = time.monotonic() + 10
-    while (living := [*filter(pathlib.Path.exists, files)]) and time.monotonic() < deadline:
+    while any(file.exists() for file in files) and time.monotonic() < deadline:
         time.sleep(0.1)
-    assert not living
+    assert not any(file.exists() for file in files)

@@ -51,7 +51,9 @@ def test_adapted_layers_are_trained_and_exported_with_their_words(kind, tmp_path
     inputs = tf.constant(INPUTS[kind])
     run = train(tmp_path / "run", settings_of(), task)
     initial = task.initial_weights(run.config.seed)
-    assert any((a != b).any() for a, b in zip(run.weights, initial, strict=True))
+    assert any(
+        (a != initial_weight).any() for a, initial_weight in zip(run.weights, initial, strict=True)
+    )
     assert np.isfinite(run.evaluate("test")["loss"])
     run.export(tmp_path / "model.keras")
     outputs = run.model()(inputs)

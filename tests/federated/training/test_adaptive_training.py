@@ -27,7 +27,13 @@ def test_adaptive_clip_norms_are_metrics_of_each_round_and_stated(run):
     norms = run.table()["clip_norm"]
     assert [drift > 0 for drift in drifts] == [False, False, True, False, True, False]
     assert norms[0] == norms[1] == pytest.approx(0.2)
-    assert [a != b for a, b in itertools.pairwise(norms)] == [False, True, False, True, False]
+    assert [norm != next_norm for norm, next_norm in itertools.pairwise(norms)] == [
+        False,
+        True,
+        False,
+        True,
+        False,
+    ]
     for name in ("statement.md", "final_statement.md"):
         text = " ".join((run.path / name).read_text().split())
         assert "optimizer scaled-adam" in text

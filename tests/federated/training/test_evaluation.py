@@ -75,7 +75,9 @@ def test_probabilities_rounded_to_0_have_the_loss_of_keras(ends, loss):
         x, y, lambda: tf.keras.Sequential([tf.keras.Input((4,)), *ends]), loss=loss
     )
     model = task.build_model(0)
-    model.set_weights([100 * np.ones_like(w) * np.arange(w.shape[-1]) - 50 for w in start_of(task)])
+    model.set_weights(
+        [100 * np.ones_like(weight) * np.arange(weight.shape[-1]) - 50 for weight in start_of(task)]
+    )
     model.compile(loss=loss)
     expected = model.evaluate(x, y, verbose=0)
     loss_value = Evaluator(task, config())(model.get_weights(), "test")["loss"]

@@ -85,7 +85,9 @@ def losses_by_hand(run, config, split=None):
         [client_sum] = work.sums(sent, [[client]])
         x, y = split or other_half
         for update in ([0.0, 0.0], client_sum.values):
-            model.set_weights([w - u for w, u in zip(run.weights, update, strict=True)])
+            model.set_weights(
+                [w - weight_update for w, weight_update in zip(run.weights, update, strict=True)]
+            )
             losses.append(float(run.task.loss(y[:, None], model(x))))
     return np.reshape(losses, (-1, 2))
 
@@ -203,7 +205,10 @@ def test_infinite_losses_are_distinguished_from_undefined_ones(run):
     def diverged_after(self, work, pairs):
         """Yields weights with which every second client has outputs of 0."""
         for number, _ in enumerate(pairs):
-            yield [w * 0 - (1e6 * (w.ndim == 1)) if number % 2 else w for w in run.weights]
+            yield [
+                weight * 0 - (1e6 * (weight.ndim == 1)) if number % 2 else weight
+                for weight in run.weights
+            ]
 
     task = dataclasses.replace(run.task, client_examples=examples, loss=loss, metrics=lambda: [])
     num_clients = len(divided(run, tuned(run)))

@@ -30,7 +30,9 @@ NAMED = r"Keras 3 .*Keras 2 \(the package tf-keras\): make it with tf.keras, aft
     ids=["tf.keras used before fedmf", "switched off"],
 )
 def test_a_program_where_tf_keras_is_keras_3_is_refused_at_import(begin, variables):
-    environment = {k: v for k, v in os.environ.items() if k != "TF_USE_LEGACY_KERAS"}
+    environment = {
+        name: value for name, value in os.environ.items() if name != "TF_USE_LEGACY_KERAS"
+    }
     finished_process = subprocess.run(
         [sys.executable, "-c", f"{begin}\nfrom fedmf import federated"],
         env=environment | variables,

@@ -67,9 +67,9 @@ def test_a_run_killed_after_three_rounds_resumes_to_the_same_six_rounds(
     ]
     assert bool(workers) == (execution == "tff")
     deadline = time.monotonic() + 30
-    while (living := [exe for exe in workers if exe.exists()]) and time.monotonic() < deadline:
+    while any(exe.exists() for exe in workers) and time.monotonic() < deadline:
         time.sleep(0.2)
-    assert not living, "a TFF worker outlived its parent"
+    assert not any(exe.exists() for exe in workers), "a TFF worker outlived its parent"
 
 
 def test_the_run_folder_records_the_run_and_hides_the_seed(tmp_path):
@@ -170,7 +170,7 @@ def test_a_plan_that_another_version_computes_differently_is_refused_with_both_v
 
 
 def snapshot(folder):
-    return {p: p.read_bytes() for p in pathlib.Path(folder).rglob("*") if p.is_file()}
+    return {path: path.read_bytes() for path in pathlib.Path(folder).rglob("*") if path.is_file()}
 
 
 @pytest.mark.parametrize(

@@ -28,20 +28,25 @@ def heavy_ball():
         friction: float = 0.5
 
         def init(self, weights):
-            return [np.zeros_like(w) for w in weights]
+            return [np.zeros_like(weight) for weight in weights]
 
         def step(self, state, weights, update, learning_rate):
             momentum = np.float32(1 - self.friction)
-            state = [momentum * v + u for v, u in zip(state, update, strict=True)]
+            state = [
+                momentum * velocity + step_update
+                for velocity, step_update in zip(state, update, strict=True)
+            ]
             rate = np.float32(learning_rate)
-            return state, [w - rate * v for w, v in zip(weights, state, strict=True)]
+            return state, [
+                weight - rate * velocity for weight, velocity in zip(weights, state, strict=True)
+            ]
 
     yield HeavyBall
     del optimizers._CLASS_BY_NAME["heavy_ball"]
 
 
 def weights_of(run):
-    return np.concatenate([w.ravel() for w in run.weights])
+    return np.concatenate([weight.ravel() for weight in run.weights])
 
 
 def test_a_registered_optimizer_trains_by_name_and_as_an_object(heavy_ball, tmp_path):
@@ -81,7 +86,9 @@ def test_an_optimizer_object_of_fedmf_sets_the_config_fields(tmp_path):
 
 
 def test_weights_of_another_shape_are_refused(heavy_ball, tmp_path, monkeypatch):
-    monkeypatch.setattr(heavy_ball, "step", lambda self, state, w, u, rate: (state, w[:1]))
+    monkeypatch.setattr(
+        heavy_ball, "step", lambda self, state, weights, update, rate: (state, weights[:1])
+    )
     with refusal("server_optimizer=heavy_ball returned weights of shapes .* array for each weight"):
         train(tmp_path / "run", config(), server_optimizer=heavy_ball())
 

@@ -31,7 +31,8 @@ def test_noise_on_disk_is_announced_and_removed(tmp_path, capsys, whole_weights)
     # The negative control: another seed is no rounding.
     quiet = train(tmp_path / "quiet", SETTINGS, progress=True, noise_seed=10)
     assert all(
-        np.abs(a - b).max() > 1e-3 for a, b in zip(quiet.weights, whole_weights, strict=True)
+        np.abs(weight - whole_weight).max() > 1e-3
+        for weight, whole_weight in zip(quiet.weights, whole_weights, strict=True)
     )
     printed = capsys.readouterr().err
     assert "noise:" not in printed

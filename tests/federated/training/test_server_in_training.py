@@ -94,7 +94,9 @@ def test_the_query_and_a_server_have_equal_releases():
         for i in range(4):
             size = (0.01, 1.0, 10.0, 1000.0)[(i + t) % 4]  # kept, clipped, clipped, zeroed
             update = [rng.normal(size=shape, scale=size).astype(np.float32) for shape in shapes]
-            sample = query.accumulate_record(params, sample, [tf.constant(u) for u in update])
+            sample = query.accumulate_record(
+                params, sample, [tf.constant(array) for array in update]
+            )
             server.add(update, client=4 * t + i)
         counts = dict(server.counts)
         result, state, _ = query.get_noised_result(sample, state)

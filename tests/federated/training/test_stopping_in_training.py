@@ -19,7 +19,11 @@ def test_a_run_stops_before_it_exceeds_an_epsilon_or_its_plan(tmp_path):
     plan = settings.plan()
     epsilons = [stopped_after(plan, rounds).epsilon for rounds in range(1, settings.rounds + 1)]
     # Before a round that counts; single rounds in between may cost nothing more.
-    rounds = next(r for r in range(2, settings.rounds) if epsilons[r - 1] < epsilons[r])
+    rounds = next(
+        round_count
+        for round_count in range(2, settings.rounds)
+        if epsilons[round_count - 1] < epsilons[round_count]
+    )
     target = (epsilons[rounds - 1] + epsilons[rounds]) / 2
 
     ending = dataclasses.replace(settings, stop_at_epsilon=target)

@@ -59,7 +59,8 @@ def test_clients_with_infinite_metrics_are_counted_separately(whole_run, monkeyp
 
     def examples(client_id):
         x, y = small_task().client_examples(client_id)
-        return x, np.full_like(y, 1 if client_id == "client 3" else 0)
+        label = 1 if client_id == "client 3" else 0
+        return x, np.full_like(y, label)
 
     def loss(labels, outputs, weights):
         is_undefined = tf.reduce_all(labels == 1)

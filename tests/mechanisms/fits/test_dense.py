@@ -167,7 +167,8 @@ def test_min_sep_is_fitted_as_epochs_and_every_round_has_a_closed_form():
     n = 12
     workload = prefix_sum(n)
     epoch_fit, min_sep_fit = (
-        fit(workload, p, family="dense") for p in (epochs(n, 4), separated(n, 4))
+        fit(workload, participation, family="dense")
+        for participation in (epochs(n, 4), separated(n, 4))
     )
     assert np.array_equal(epoch_fit.encoder(), min_sep_fit.encoder())
     assert min_sep_fit.certificate.participation == epochs(n, 4)
