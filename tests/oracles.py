@@ -14,7 +14,7 @@ def allowed_sets(participation) -> list[tuple[int, ...]]:
     n = participation.rounds
     b = participation.min_sep
     k = participation.max_participations
-    allowed = []
+    allowed_round_sets = []
     for size in range(1, n + 1):
         for round_set in itertools.combinations(range(n), size):
             pairs = list(itertools.combinations(round_set, 2))
@@ -28,18 +28,18 @@ def allowed_sets(participation) -> list[tuple[int, ...]]:
                 windows = [{start + b * step for step in range(k)} for start in range(n)]
                 fits = any(set(round_set) <= window for window in windows)
             if fits:
-                allowed.append(round_set)
-    return allowed
+                allowed_round_sets.append(round_set)
+    return allowed_round_sets
 
 
 @functools.cache
 def maximal_sets(participation) -> list[tuple[int, ...]]:
     """Returns the allowed sets that no other allowed set contains."""
-    allowed = [frozenset(round_set) for round_set in allowed_sets(participation)]
+    allowed_round_sets = [frozenset(round_set) for round_set in allowed_sets(participation)]
     return sorted(
         tuple(sorted(allowed_set))
-        for allowed_set in allowed
-        if not any(allowed_set < larger_set for larger_set in allowed)
+        for allowed_set in allowed_round_sets
+        if not any(allowed_set < larger_set for larger_set in allowed_round_sets)
     )
 
 
@@ -58,7 +58,7 @@ def attained_by_sets(C, sets, rng, starts=4, sweeps=200) -> float:
     The search is coordinate ascent: with the other rows fixed, the best row i points along sum_j
     X_ij g_j. With as many dimensions as rounds it nearly always ends at the global maximum.
     """
-    best = 0.0
+    best_value = 0.0
     for size, group in itertools.groupby(sorted(sets, key=len), key=len):
         columns = C[:, list(group)].transpose(1, 0, 2)[:, None]  # (sets, 1, m, size)
         X = columns.swapaxes(-1, -2) @ columns
@@ -76,8 +76,8 @@ def attained_by_sets(C, sets, rng, starts=4, sweeps=200) -> float:
                 )
             if np.abs(G - previous_G).max() < 1e-12:
                 break
-        best = max(best, float(np.linalg.norm(columns @ G, axis=(-2, -1)).max()))
-    return best
+        best_value = max(best_value, float(np.linalg.norm(columns @ G, axis=(-2, -1)).max()))
+    return best_value
 
 
 def sensitivity_of_nonnegative(C, participation) -> float:

@@ -103,8 +103,8 @@ def missed_by_noise_audit(covariance, coordinates, rate) -> float:
     correlations = covariance / np.sqrt(np.outer(variances, variances))
     pairs = n * (n - 1) // 2
     if pairs:
-        largest = np.abs(np.tril(correlations, -1)).max()
-        missed.append(missed_by_correlation(coordinates, largest, rate / pairs))
+        largest_correlation = np.abs(np.tril(correlations, -1)).max()
+        missed.append(missed_by_correlation(coordinates, largest_correlation, rate / pairs))
     return min(missed)
 
 

@@ -8,8 +8,8 @@ import pytest
 
 def named(kind, call, **values):
     """Yields (call, kind, words) for each bad value; the message has to name it as name=value."""
-    for name, bad in values.items():
-        for value in bad:
+    for name, bad_values in values.items():
+        for value in bad_values:
             words = re.escape(f"{name}={value!r}")
             yield (lambda bad_name=name, v=value: call(**{bad_name: v})), kind, words
 

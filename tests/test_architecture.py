@@ -122,22 +122,22 @@ def part_of(dotted):
 def upward(name, imports):
     """Returns the imports that the layers forbid."""
     own_part = part_of(name)
-    broken = []
+    forbidden_imports = []
     for target, line in imports:
         target_part = part_of(target)
         if target.startswith("<"):
-            allowed = False
+            is_allowed = False
         elif target_part in (None, own_part):
-            allowed = True
+            is_allowed = True
         elif own_part == "__init__":
-            allowed = target_part in ABOVE_THE_LINE
+            is_allowed = target_part in ABOVE_THE_LINE
         elif target_part == "__init__":
-            allowed = own_part not in ABOVE_THE_LINE
+            is_allowed = own_part not in ABOVE_THE_LINE
         else:
-            allowed = target_part in FLOOR and FLOOR[target_part] < FLOOR[own_part]
-        if not allowed:
-            broken.append(f"{name}:{line} imports {target}")
-    return broken
+            is_allowed = target_part in FLOOR and FLOOR[target_part] < FLOOR[own_part]
+        if not is_allowed:
+            forbidden_imports.append(f"{name}:{line} imports {target}")
+    return forbidden_imports
 
 
 def circles(graph):
@@ -147,9 +147,9 @@ def circles(graph):
         reached_modules = set()
         pending_modules = [start]
         while pending_modules:
-            fresh = graph[pending_modules.pop()] - reached_modules
-            reached_modules |= fresh
-            pending_modules += fresh
+            new_modules = graph[pending_modules.pop()] - reached_modules
+            reached_modules |= new_modules
+            pending_modules += new_modules
         return reached_modules
 
     return {name for name in graph if name in reach(name)}
@@ -172,9 +172,9 @@ def test_every_part_has_a_layer():
 
 def test_imports_point_down():
     assert [
-        broken
+        forbidden_import
         for name, module_imports in imports().items()
-        for broken in upward(name, module_imports)
+        for forbidden_import in upward(name, module_imports)
     ] == []
 
 

@@ -39,10 +39,10 @@ def test_snippets_run_as_printed(page, tmp_path, monkeypatch, capsys):
     names = {"__name__": page}
     for number, snippet in enumerate(snippets):
         exec(compile(snippet, f"docs/{page}.md snippet {number}", "exec"), names)
-    printed = capsys.readouterr().out
-    assert printed
+    printed_text = capsys.readouterr().out
+    assert printed_text
     for shown_text in re.findall(r"```text\n(.*?)```", text, re.S):
-        assert shown_text in printed
+        assert shown_text in printed_text
 
 
 def test_the_page_on_logs_prints_what_it_shows(tmp_path, monkeypatch):
@@ -52,9 +52,9 @@ def test_the_page_on_logs_prints_what_it_shows(tmp_path, monkeypatch):
     exec(compile(snippet, "docs/audit_log.md", "exec"), {})
     fit, audit = commands_of("audit_log.md")
     program(fit)
-    printed = program(audit, status=1).stdout.splitlines()
+    printed_lines = program(audit, status=1).stdout.splitlines()
     [shown_text] = re.findall(r"```text\n(.*?)```", page, re.S)
-    assert set(shown_text.splitlines()) <= set(printed)
+    assert set(shown_text.splitlines()) <= set(printed_lines)
     assert (tmp_path / "audited.md").exists()
 
 
@@ -62,22 +62,22 @@ def test_the_commands_on_the_page_on_aggregators_pass(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     fit, audit = commands_of("test_aggregator.md")
     program(fit)
-    printed = program(audit).stdout
-    assert "consistent with the claim" in printed
-    assert 2.5 < float(re.search(r"proved at 95% to be at least ([\d.]+)", printed)[1]) < 3.5
+    printed_text = program(audit).stdout
+    assert "consistent with the claim" in printed_text
+    assert 2.5 < float(re.search(r"proved at 95% to be at least ([\d.]+)", printed_text)[1]) < 3.5
 
 
 def test_independent_cohorts_have_the_epsilon_that_the_page_on_tff_states():
     plan = fedmf.PlanConfig(rounds=24, min_sep=4, epsilon=8.0).plan()
-    achieved = []
+    achieved_epsilons = []
     for seed in range(4):
         rng = np.random.default_rng(seed)
         rows = [f"{t},{client}" for t in range(24) for client in rng.choice(120, 30, replace=False)]
         text = "\n".join(["round,client", *rows]) + "\n"
         ledger = fedmf.ParticipationLedger.from_csv(text, rounds=24, cohort_size=30)
-        achieved.append(fedmf.audit_ledger(ledger, plan).epsilon)
+        achieved_epsilons.append(fedmf.audit_ledger(ledger, plan).epsilon)
     page = " ".join((DOCS / "tff.md").read_text().split())
-    assert f"then has an epsilon of about {np.mean(achieved):.0f}." in page
+    assert f"then has an epsilon of about {np.mean(achieved_epsilons):.0f}." in page
 
 
 def test_every_page_with_snippets_is_tested():

@@ -32,12 +32,12 @@ STRUCTURES = [
 @pytest.mark.parametrize("structure", STRUCTURES, ids=repr)
 def test_unflatten_restores_structure_classes_and_order(structure):
     leaves = nest.flatten(structure)
-    restored = nest.unflatten(structure, leaves)
-    assert restored == structure
-    assert type(restored) is type(structure)
-    assert nest.has_same_structure(restored, structure)
+    restored_structure = nest.unflatten(structure, leaves)
+    assert restored_structure == structure
+    assert type(restored_structure) is type(structure)
+    assert nest.has_same_structure(restored_structure, structure)
     if isinstance(structure, dict):
-        assert list(restored) == list(structure)
+        assert list(restored_structure) == list(structure)
     negated = nest.map_leaves(lambda leaf: (leaf,), structure)
     assert nest.flatten(negated) == leaves
 

@@ -38,16 +38,16 @@ def test_numpy_raises_in_these_tests():
 def test_mechanisms_and_plans_do_not_raise(build, tmp_path):
     mechanism = build(ROUNDS)
     workload = fedmf.prefix_sum(ROUNDS)
-    once = single(ROUNDS)
-    assert fedmf.sensitivity(mechanism, once).value > 0
-    assert fedmf.max_error(mechanism, workload, once) > 0
-    assert fedmf.rmse(mechanism, workload, once) > 0
+    participation = single(ROUNDS)
+    assert fedmf.sensitivity(mechanism, participation).value > 0
+    assert fedmf.max_error(mechanism, workload, participation) > 0
+    assert fedmf.rmse(mechanism, workload, participation) > 0
     mechanism.save(tmp_path / "mechanism.npz")
     fedmf.load_mechanism(tmp_path / "mechanism.npz")
     assert mechanism.encoder().size
     assert mechanism.noising().size
     assert mechanism.stream().rounds == ROUNDS
-    plan = fedmf.calibrate(mechanism, once, epsilon=8.0, delta=1e-6)
+    plan = fedmf.calibrate(mechanism, participation, epsilon=8.0, delta=1e-6)
     assert fedmf.attack_risk(plan).true_positive_rate(1e-9) > 0
     assert "delta" in fedmf.statement(plan)
 
@@ -63,10 +63,12 @@ def test_mechanisms_and_plans_do_not_raise(build, tmp_path):
     ],
 )
 def test_fits_do_not_raise(family, rounds, options):
-    once = single(rounds)
+    participation = single(rounds)
     workload = fedmf.momentum_sgd(rounds)
-    mechanism = fedmf.fit(workload, once, family=family, cache=False, tolerance=1e-2, **options)
-    assert fedmf.rmse(mechanism, workload, once) > 0
+    mechanism = fedmf.fit(
+        workload, participation, family=family, cache=False, tolerance=1e-2, **options
+    )
+    assert fedmf.rmse(mechanism, workload, participation) > 0
 
 
 def test_streams_of_many_rounds_do_not_raise():

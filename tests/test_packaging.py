@@ -24,7 +24,7 @@ NEEDED = (
 def wheel(tmp_path_factory):
     """Builds the wheel from a copy, because setuptools leaves a folder `build` in the sources."""
     source = tmp_path_factory.mktemp("source")
-    out = tmp_path_factory.mktemp("wheel")
+    wheel_folder = tmp_path_factory.mktemp("wheel")
     for name in ("fedmf", "tasks", "experiments"):
         shutil.copytree(
             ROOT / name, source / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__")
@@ -35,9 +35,13 @@ def wheel(tmp_path_factory):
         "import sys; from setuptools import build_meta; print(build_meta.build_wheel(sys.argv[1]))"
     )
     subprocess.run(
-        [sys.executable, "-c", build, out], cwd=source, check=True, capture_output=True, timeout=300
+        [sys.executable, "-c", build, wheel_folder],
+        cwd=source,
+        check=True,
+        capture_output=True,
+        timeout=300,
     )
-    (path,) = out.glob("*.whl")
+    (path,) = wheel_folder.glob("*.whl")
     with zipfile.ZipFile(path) as archive:
         yield archive
 

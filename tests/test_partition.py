@@ -112,12 +112,14 @@ def test_the_first_clients_have_the_distribution_of_hsu_et_al(alpha):
     prior = np.array([0.2, 0.3, 0.5])
     labels = np.repeat(np.arange(3), (30 * prior).astype(int))
     law = dirichlet_law(alpha * prior, 3)
-    claimed = np.array(list(law.values()))
+    claimed_probabilities = np.array(list(law.values()))
     departures = [3 * alpha * prior, alpha / 3 * prior, np.full(3, alpha / 3), np.full(3, alpha)]
     departed_probabilities = [
         np.array(list(dirichlet_law(departure, 3).values())) for departure in departures
     ]
-    draws = max(draws_that_see(claimed, departure) for departure in departed_probabilities)
+    draws = max(
+        draws_that_see(claimed_probabilities, departure) for departure in departed_probabilities
+    )
 
     def counted(alpha):
         outcome_counts = collections.Counter()
@@ -128,8 +130,8 @@ def test_the_first_clients_have_the_distribution_of_hsu_et_al(alpha):
             )
         return [outcome_counts[counts] for counts in law]
 
-    assert passes(counted(alpha), claimed)
-    assert not passes(counted(3 * alpha), claimed)
+    assert passes(counted(alpha), claimed_probabilities)
+    assert not passes(counted(3 * alpha), claimed_probabilities)
 
 
 @pytest.mark.parametrize(

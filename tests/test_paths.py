@@ -130,8 +130,8 @@ def test_every_public_function_with_a_path_is_called():
     }
     assert len(path_arguments) > 8
     path_arguments -= {"Run.__init__ path"}  # of a dataclass that `Run.load` fills
-    named = {name.replace("picture", "partition.picture") for name in path_arguments}
-    assert named <= CALLS.keys()
+    named_arguments = {name.replace("picture", "partition.picture") for name in path_arguments}
+    assert named_arguments <= CALLS.keys()
 
 
 def test_fields_that_are_paths_take_a_tilde(home):
@@ -158,10 +158,12 @@ def test_commands_take_a_tilde_in_every_path(home):
     assert OutputFile(".png").convert("~/a.png", None, None) == home / "a.png"
     (home / "seed").write_text("17\n")
     assert NoiseSeed().convert("@~/seed", None, None) == 17
-    named = re.compile(r"\b(file|folder|FILE)\b")
+    path_words = re.compile(r"\b(file|folder|FILE)\b")
     for command in commands():
         for parameter in command.params:
-            if isinstance(getattr(parameter, "help", None), str) and named.search(parameter.help):
+            if isinstance(getattr(parameter, "help", None), str) and path_words.search(
+                parameter.help
+            ):
                 kind = parameter.type
                 assert not isinstance(kind, click.types.StringParamType), (command, parameter)
 

@@ -22,7 +22,7 @@ def mistakes_over_rounds(factor) -> dict[str, np.ndarray]:
     # The rows have one norm, where the columns should have it.
     row_normalised = E * (np.sqrt(np.mean(row_norms**2)) / row_norms)[:, None]
     rounds = np.arange(n)
-    restarted = np.eye(n)[np.where(rounds < half_rounds, rounds, rounds - half_rounds)]
+    restarted_noise = np.eye(n)[np.where(rounds < half_rounds, rounds, rounds - half_rounds)]
     mistakes = {
         "noise too small by 3%": 0.97 * np.eye(n),
         "noise too large by 3%": 1.03 * np.eye(n),
@@ -31,8 +31,8 @@ def mistakes_over_rounds(factor) -> dict[str, np.ndarray]:
         "a draw used in two rounds": np.eye(n)[
             np.where(rounds == half_rounds, half_rounds - 1, rounds)
         ],
-        "sources start again after a resume": restarted,
-        "noise not advanced by a resume": E @ restarted @ factor,
+        "sources start again after a resume": restarted_noise,
+        "noise not advanced by a resume": E @ restarted_noise @ factor,
     }
     return {
         name: M for name, M in mistakes.items() if np.abs(M @ M.T - np.eye(n)).max() > UNCHANGED

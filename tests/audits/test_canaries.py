@@ -85,7 +85,7 @@ def steps_of_the_hull(scores, included):
                 break
             convex_hull.pop()
         convex_hull.append(point)
-    return [(wrong + right, right) for wrong, right in convex_hull]
+    return [(num_wrong + num_right, num_right) for num_wrong, num_right in convex_hull]
 
 
 @pytest.mark.parametrize(
@@ -125,11 +125,11 @@ def test_bounds_equal_those_of_jax_privacy(shift, epsilon, gaussian):
 @pytest.mark.parametrize("bound", BOUNDS.values())
 def test_uninformative_scores_give_a_bound_of_zero(bound):
     scores = np.arange(200.0)
-    included = np.arange(200) % 2 == 0
-    assert bound(scores, included, 1e-6, SIGNIFICANCE) == 0
+    is_included = np.arange(200) % 2 == 0
+    assert bound(scores, is_included, 1e-6, SIGNIFICANCE) == 0
     # Wrong way round
-    assert bound(scores, included.sum() > np.arange(200), 1e-6, SIGNIFICANCE) == 0
-    assert bound(scores, included.sum() <= np.arange(200), 1e-6, SIGNIFICANCE) > 2
+    assert bound(scores, is_included.sum() > np.arange(200), 1e-6, SIGNIFICANCE) == 0
+    assert bound(scores, is_included.sum() <= np.arange(200), 1e-6, SIGNIFICANCE) > 2
     assert bound(np.ones(1), np.ones(1, bool), 1e-6, SIGNIFICANCE) == 0
 
 
@@ -143,9 +143,9 @@ def test_normal_bound_exceeds_the_truth_at_the_stated_rate(monkeypatch):
     rng = np.random.default_rng(1)
     num_above = 0
     for _ in range(num_trials):
-        included = rng.random(100) < 0.5
-        scores = 3 * rng.standard_normal(100) + 3 * 0.8 * included
-        num_above += normal_epsilon_bound(scores, included, 1e-6, SIGNIFICANCE) > 0.8
+        is_included = rng.random(100) < 0.5
+        scores = 3 * rng.standard_normal(100) + 3 * 0.8 * is_included
+        num_above += normal_epsilon_bound(scores, is_included, 1e-6, SIGNIFICANCE) > 0.8
     assert counted(num_above, num_trials, SIGNIFICANCE, 0.1)
 
 
@@ -182,16 +182,16 @@ class Departure:
     def evidence(self, plan, count, rng):
         """Draws canaries along orthogonal directions, and the releases along them."""
         rounds = patterns(self.min_sep)[:, rng.integers(0, self.min_sep, count)]
-        included = rng.random(count) < 0.5
+        is_included = rng.random(count) < 0.5
         N = plan.mechanism.noising()
         Z = rng.standard_normal((plan.mechanism.noising().shape[1], count))
         if self.reused:
             Z[:] = Z[:1]
-        releases = self.times * plan.clip_norm * rounds * included + self.noise * plan.stddev * (
+        releases = self.times * plan.clip_norm * rounds * is_included + self.noise * plan.stddev * (
             N @ Z
         )
         return CanaryEvidence(
-            included=included, rounds=rounds, releases=releases, model=releases.sum(axis=0)
+            included=is_included, rounds=rounds, releases=releases, model=releases.sum(axis=0)
         )
 
     def snr(self, plan, count):

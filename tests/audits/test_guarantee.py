@@ -33,12 +33,12 @@ class TestWithoutSampling:
             [np.sort(rng.choice(9, rng.integers(0, 4), replace=False)) for _ in range(11)] + [[3]],
             3,
         )
-        log = tmp_path / "log.csv"
-        log.write_text(ledger.to_csv())
+        log_path = tmp_path / "log.csv"
+        log_path.write_text(ledger.to_csv())
         for mechanism in (two_bands(12), IdentityMechanism(rounds=12)):
             plan = plan_of(mechanism)
             ledger_audit = audit_ledger(ledger, plan)
-            log_audit = audit_log(log, plan)
+            log_audit = audit_log(log_path, plan)
             # Clients of a CSV are texts.
             ledger_clients = str(ledger_audit.values()["noncompliant_clients"]).replace(
                 "'client': 5", "'client': '5'"
@@ -61,8 +61,8 @@ class TestWithoutSampling:
         ],
     )
     def test_contradictions_are_named(self, participation, cohorts, words):
-        planned = plan(participation)
-        contradictions = audit_ledger(ledger_of(cohorts, None), planned).contradictions
+        tested_plan = plan(participation)
+        contradictions = audit_ledger(ledger_of(cohorts, None), tested_plan).contradictions
         assert len(contradictions) == 1 + words.count(";")
         assert re.search(words, "; ".join(contradictions))
 

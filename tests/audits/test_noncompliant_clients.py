@@ -56,8 +56,8 @@ def test_the_guarantee_is_that_of_the_worst_single_client(build, taken, particip
     mechanism = build(N)
     rng = np.random.default_rng(0)
     C = mechanism.encoder()
-    planned = plan(participation, mechanism)
-    audit = audit_ledger(ledger_of(cohorts_of(taken), None), planned)
+    tested_plan = plan(participation, mechanism)
+    audit = audit_ledger(ledger_of(cohorts_of(taken), None), tested_plan)
 
     def holds(achieved, clients):
         """Checks that a guarantee is between an attained value and the sum of |X| of one client.
@@ -72,29 +72,31 @@ def test_the_guarantee_is_that_of_the_worst_single_client(build, taken, particip
         all_allowed = all(participation.allows(taken[c]) for c in clients)
         assert bound_value >= attained_value * (1 - 1e-9)
         assert bound_value <= max(sums(C, taken[c]) for c in clients) * (1 + 1e-12)
-        assert not all_allowed or bound_value <= planned.sensitivity.value
-        if achieved.sensitivity is not planned.sensitivity and achieved.sensitivity.exact:
+        assert not all_allowed or bound_value <= tested_plan.sensitivity.value
+        if achieved.sensitivity is not tested_plan.sensitivity and achieved.sensitivity.exact:
             assert bound_value <= attained_value * (1 + 1e-6)
         assert achieved.noise_multiplier == pytest.approx(
-            2.0 * planned.sensitivity.value / bound_value, rel=1e-12
+            2.0 * tested_plan.sensitivity.value / bound_value, rel=1e-12
         )
 
     holds(audit.achieved, range(len(taken)))
-    noncompliant = [c for c, rounds in enumerate(taken) if not participation.allows(rounds)]
-    assert bool(audit.contradictions) == bool(noncompliant)
-    if not noncompliant:
+    noncompliant_clients = [c for c, rounds in enumerate(taken) if not participation.allows(rounds)]
+    assert bool(audit.contradictions) == bool(noncompliant_clients)
+    if not noncompliant_clients:
         assert audit.noncompliant_clients is None
-        assert audit.epsilon <= planned.epsilon
+        assert audit.epsilon <= tested_plan.epsilon
         return
-    assert audit.noncompliant_clients.clients == len(noncompliant)
-    assert sorted(client.client for client in audit.noncompliant_clients.first) == noncompliant
+    assert audit.noncompliant_clients.clients == len(noncompliant_clients)
+    assert (
+        sorted(client.client for client in audit.noncompliant_clients.first) == noncompliant_clients
+    )
     for client in audit.noncompliant_clients.first:
         assert client.rounds == tuple(sorted(taken[client.client]))
         holds(client.achieved, [client.client])
-    compliant = [c for c in range(len(taken)) if c not in noncompliant]
-    assert (audit.noncompliant_clients.others is None) == (not compliant)
-    if compliant:
-        holds(audit.noncompliant_clients.others, compliant)
+    compliant_clients = [c for c in range(len(taken)) if c not in noncompliant_clients]
+    assert (audit.noncompliant_clients.others is None) == (not compliant_clients)
+    if compliant_clients:
+        holds(audit.noncompliant_clients.others, compliant_clients)
 
 
 def test_oracle_detects_sums_that_no_updates_attain():
@@ -155,19 +157,19 @@ class TestToeplitzEncodersOfManyRounds:
         mechanism = ToeplitzMechanism(rounds=40, coefficients=0.8 ** np.arange(40))
         client_rounds = [[0, 10, 20, 30], [5, 6], [7]]
         clients = ClientRounds(rounds=np.concatenate(client_rounds), starts=np.array([0, 4, 6]))
-        exact = ClientSensitivity(mechanism).squared(clients)
+        exact_squares = ClientSensitivity(mechanism).squared(clients)
         exact_with_later = ClientSensitivity(mechanism, [38, 39]).squared_with_extra_rounds(
-            clients, exact
+            clients, exact_squares
         )
         monkeypatch.setattr(client_sensitivity, "_MAX_TOEPLITZ_ENTRIES", 100)
         bounded_rounds = ClientSensitivity(mechanism)
         assert not bounded_rounds.exact
         bounds = bounded_rounds.squared(clients)
-        assert (bounds >= exact * (1 - 1e-12)).all()
+        assert (bounds >= exact_squares * (1 - 1e-12)).all()
         # The first client has the very rounds that are worst of its counts; the second has not the
         # number of the first.
-        assert_allclose(bounds[0], exact[0], rtol=1e-12)
-        assert bounds[1] < 1.1 * exact[1]
+        assert_allclose(bounds[0], exact_squares[0], rtol=1e-12)
+        assert bounds[1] < 1.1 * exact_squares[1]
         assert (
             ClientSensitivity(mechanism, [38, 39]).squared_with_extra_rounds(clients, bounds)
             >= exact_with_later
@@ -183,9 +185,11 @@ def test_ten_noncompliant_clients_with_the_weakest_guarantees_are_listed():
         [client for client, count in enumerate(participation_counts) if t < count]
         for t in range(12)
     ]
-    noncompliant = audit_ledger(ledger_of(cohorts, None), plan(single(12))).noncompliant_clients
-    assert noncompliant.clients == 19
-    listed_clients = noncompliant.first
+    noncompliant_clients = audit_ledger(
+        ledger_of(cohorts, None), plan(single(12))
+    ).noncompliant_clients
+    assert noncompliant_clients.clients == 19
+    listed_clients = noncompliant_clients.first
     assert [len(client.rounds) for client in listed_clients] == sorted(
         participation_counts, reverse=True
     )[:10]
@@ -200,24 +204,28 @@ def test_ten_noncompliant_clients_with_the_weakest_guarantees_are_listed():
 )
 def test_rounds_without_a_record_count_for_every_client_after_a_broken_plan(tmp_path, coefficients):
     mechanism = ToeplitzMechanism(rounds=12, coefficients=coefficients)
-    log = tmp_path / "log.csv"
+    log_path = tmp_path / "log.csv"
     rows = [(t, f"c{t % 4}") for t in range(10)] + [(1, "bad"), (2, "bad")]
-    log.write_text("round,client\n" + "".join(f"{t},{client}\n" for t, client in rows))
-    audit = audit_log(log, plan(separated(12, 4), mechanism))
+    log_path.write_text("round,client\n" + "".join(f"{t},{client}\n" for t, client in rows))
+    audit = audit_log(log_path, plan(separated(12, 4), mechanism))
     C = mechanism.encoder()
     rng = np.random.default_rng(0)
     (bad_client,) = audit.noncompliant_clients.first
     assert bad_client.rounds == (1, 2)
-    for achieved, client_rounds in (
+    for achieved_value, client_rounds in (
         (bad_client.achieved, [(1, 2, 10, 11)]),
         (
             audit.noncompliant_clients.others,
             [(*range(first_round, 10, 4), 10, 11) for first_round in range(4)],
         ),
     ):
-        attained = attained_by_sets(C, client_rounds, rng)
+        attained_value = attained_by_sets(C, client_rounds, rng)
         largest_sum = max(sums(C, rounds) for rounds in client_rounds)
-        assert attained * (1 - 1e-9) <= achieved.sensitivity.value <= largest_sum * (1 + 1e-12)
+        assert (
+            attained_value * (1 - 1e-9)
+            <= achieved_value.sensitivity.value
+            <= largest_sum * (1 + 1e-12)
+        )
     largest_sensitivity = max(
         bad_client.achieved.sensitivity.value, audit.noncompliant_clients.others.sensitivity.value
     )

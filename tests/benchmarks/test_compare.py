@@ -27,12 +27,12 @@ def result(side=OURS, seconds=(1.0,), cpu=0.5, reason="", **values):
 
 
 def test_fedmfs_side_is_measured_where_no_other_is_installed(tmp_path):
-    written = tmp_path / "page.md"
-    written.write_text(f"before\n{page.BEGIN}\nold\n{page.END}\nafter\n")
-    options = ["--small", "--case", RANDOM, "--environments", tmp_path, "--write", written]
+    page_path = tmp_path / "page.md"
+    page_path.write_text(f"before\n{page.BEGIN}\nold\n{page.END}\nafter\n")
+    options = ["--small", "--case", RANDOM, "--environments", tmp_path, "--write", page_path]
     command_result = CliRunner().invoke(compare.main, [str(option) for option in options])
     assert command_result.exit_code == 0, command_result.output
-    rows = [line.split(" | ") for line in written.read_text().splitlines() if RANDOM in line]
+    rows = [line.split(" | ") for line in page_path.read_text().splitlines() if RANDOM in line]
     libraries = ["opake-accounting", "PLD_accounting"]
     assert [row[1] for row in rows] == libraries * 2
     for row in rows[:2]:  # the table of results
@@ -41,7 +41,7 @@ def test_fedmfs_side_is_measured_where_no_other_is_installed(tmp_path):
     for row in rows[2:]:  # the table of costs
         assert row[2].endswith(" s")
         assert row[3:] == ["–", "– |"]
-    first_text = written.read_text()
+    first_text = page_path.read_text()
     assert "old" not in first_text
     assert (first_text[:7], first_text[-7:]) == ("before\n", "\nafter\n")
 
@@ -63,8 +63,8 @@ def test_sides_take_turns_after_a_turn_that_is_not_counted(tmp_path):
     log_lines = []
     arguments = {"noise": 1.0, "positions": 2, "delta": 1e-3}
     sides = tuple(dataclasses.replace(side, arguments=arguments) for side in (OURS, THEIRS))
-    for fresh in (True, False):
-        case = dataclasses.replace(CASE, sides=sides, passes=2, unsaid=1, fresh=fresh)
+    for is_fresh in (True, False):
+        case = dataclasses.replace(CASE, sides=sides, passes=2, unsaid=1, fresh=is_fresh)
         results = sitting.run(case, Sitting(root=tmp_path), log_lines.append)
         assert [len(side_result.answers) for side_result in results] == [2, 2]
         assert results[0].answers[0]["value"] == results[1].answers[0]["value"] > 0
@@ -95,11 +95,11 @@ def test_opake_runs_on_a_newer_python_from_the_same_packages(tmp_path):
     packages.mkdir(parents=True)
     (tmp_path / ".venv-compare/bin/python").touch()
     side = dataclasses.replace(THEIRS, environment="newer")
-    command, added = Sitting(root=tmp_path, newer=sys.executable).command(side)
+    command, added_environment = Sitting(root=tmp_path, newer=sys.executable).command(side)
     assert command[0] == sys.executable
-    assert added["PYTHONPATH"].endswith(str(packages))
-    command, added = Sitting(root=tmp_path).command(side)
-    assert (command[0], added) == (str(tmp_path / ".venv-compare/bin/python"), {})
+    assert added_environment["PYTHONPATH"].endswith(str(packages))
+    command, added_environment = Sitting(root=tmp_path).command(side)
+    assert (command[0], added_environment) == (str(tmp_path / ".venv-compare/bin/python"), {})
 
 
 def test_the_better_result_is_bold_whichever_library_it_is_of():

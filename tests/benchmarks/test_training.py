@@ -80,9 +80,9 @@ def test_the_stock_model_uses_the_layer_of_keras():
             fedmf_model.get_weights(), keras_model.get_weights(), strict=True
         )
     )
-    changed = [
+    changed_layers = [
         type(keras_layer)
         for fedmf_layer, keras_layer in zip(fedmf_model.layers, keras_model.layers, strict=True)
         if type(fedmf_layer) is not type(keras_layer)
     ]
-    assert changed == [tf.keras.layers.LSTM]
+    assert changed_layers == [tf.keras.layers.LSTM]

@@ -30,15 +30,17 @@ def fedmf(*arguments, status=0):
     for argument in arguments:
         words += shlex.split(argument) if isinstance(argument, str) else [str(argument)]
     words = words[words[:1] == ["fedmf"] :]
-    out = io.StringIO()
-    err = io.StringIO()
+    stdout = io.StringIO()
+    stderr = io.StringIO()
     code = 0
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+    with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
         try:
             main(words)
         except SystemExit as stop:
             code = int(stop.code or 0)
-    finished_process = subprocess.CompletedProcess(words, code, out.getvalue(), err.getvalue())
+    finished_process = subprocess.CompletedProcess(
+        words, code, stdout.getvalue(), stderr.getvalue()
+    )
     assert finished_process.returncode == status, (
         arguments,
         finished_process.stdout,

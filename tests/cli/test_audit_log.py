@@ -31,44 +31,46 @@ def test_the_achieved_epsilon_is_printed_beside_the_planned_one(log, identity, t
 
 def test_the_printed_command_makes_the_same_statement_again(log, identity, tmp_path, monkeypatch):
     log_path = tmp_path / "my log.csv"
-    out = tmp_path / "my statement.json"
+    statement_path = tmp_path / "my statement.json"
     log.rename(log_path)
-    statement_options = f"""--statement '{out}' --pretraining "it's public" """
+    statement_options = f"""--statement '{statement_path}' --pretraining "it's public" """
     fedmf(f"audit log '{log_path}' {identity} {PLAN} {COLUMNS} {statement_options}")
-    values = json.loads(out.read_text())
+    values = json.loads(statement_path.read_text())
     assert (values["system"], values["pretraining"]) == ("log", "it's public")
     assert values["observed"]["rounds"] == 12
     # The very command, in the folder of its files.
     monkeypatch.chdir(tmp_path)
     (tmp_path / identity.name).write_bytes(identity.read_bytes())
-    out.unlink()
+    statement_path.unlink()
     fedmf(values["commands"][0])
-    repeated_values = json.loads(out.read_text())
+    repeated_values = json.loads(statement_path.read_text())
     for name in ("guarantee", "achieved", "mechanism", "pretraining"):
         assert repeated_values[name] == values[name]
 
 
 def test_a_log_of_fewer_rounds_than_planned_suggests_rounds_run(log, identity, tmp_path):
-    out = tmp_path / "statement.md"
+    statement_path = tmp_path / "statement.md"
     log.write_text("client,round\na,0\n")
-    printed_text = fedmf(f"audit log {log} {identity} {PLAN} --statement {out}").stdout
-    for text in (printed_text, out.read_text()):
+    printed_text = fedmf(f"audit log {log} {identity} {PLAN} --statement {statement_path}").stdout
+    for text in (printed_text, statement_path.read_text()):
         assert "or pass --rounds-run 1 if it ended there" in text
 
 
 def test_a_violated_plan_sets_exit_status_1_after_all_files_are_written(log, identity, tmp_path):
     log.write_text("client,round\na,0\na,1\n")
-    out = tmp_path / "statement.json"
-    printed_text = fedmf(f"audit log {log} {identity} {PLAN} --statement {out}", status=1).stdout
+    statement_path = tmp_path / "statement.json"
+    printed_text = fedmf(
+        f"audit log {log} {identity} {PLAN} --statement {statement_path}", status=1
+    ).stdout
     assert printed_text.splitlines()[-1].endswith(
         "no: two rounds of one client are 1 apart where at least 4 were planned"
     )
-    assert len(json.loads(out.read_text())["contradictions"]) == 1
+    assert len(json.loads(statement_path.read_text())["contradictions"]) == 1
 
 
 def test_nothing_is_written_for_an_invalid_log(tmp_path, identity):
     bad_log = tmp_path / "bad.csv"
-    out = tmp_path / "statement.md"
+    statement_path = tmp_path / "statement.md"
     bad_log.write_text("client,round\nann,1\nann,x\n")
-    refused(f"audit log {bad_log} {identity} {PLAN} --statement {out}", "row 2", "'x'")
-    assert not out.exists()
+    refused(f"audit log {bad_log} {identity} {PLAN} --statement {statement_path}", "row 2", "'x'")
+    assert not statement_path.exists()

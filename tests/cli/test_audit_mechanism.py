@@ -20,11 +20,11 @@ def test_honest_noise_is_consistent(identity):
 
 
 def test_a_contradiction_sets_exit_status_1(identity, monkeypatch):
-    honest = audited_code.NoisyMeans
+    honest_means = audited_code.NoisyMeans
 
     def weak(plan, **options):
         weaker = dataclasses.replace(plan, noise_multiplier=0.9 * plan.noise_multiplier)
-        return honest(plan=weaker, **options)
+        return honest_means(plan=weaker, **options)
 
     monkeypatch.setattr(audited_code, "NoisyMeans", weak)
     text = fedmf(f"audit mechanism {identity} {PLAN} --trials 0 --quiet", status=1).stdout
@@ -39,12 +39,12 @@ def test_a_contradiction_sets_exit_status_1(identity, monkeypatch):
 def test_the_option_query_audits_the_query(identity, monkeypatch):
     from fedmf.federated.tff import audit
 
-    honest = audit.MatrixFactorizationQuery
+    honest_query = audit.MatrixFactorizationQuery
     queried_plans = []
 
     def told(plan, *args, **kwargs):
         queried_plans.append(plan)
-        return honest(plan, *args, **kwargs)
+        return honest_query(plan, *args, **kwargs)
 
     monkeypatch.setattr(audit, "MatrixFactorizationQuery", told)
     text = fedmf(f"audit mechanism {identity} {PLAN} --query --trials 0 --quiet").stdout

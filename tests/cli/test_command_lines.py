@@ -187,7 +187,7 @@ def variants():
     """Yields each example with a word left out and with each option's value replaced, and the first
     example of each command with each of its other options.
     """
-    tried = set()
+    tried_variants = set()
     for example in examples():
         command, num_words = command_of(example)
         options = options_of(command)
@@ -206,9 +206,9 @@ def variants():
             for value in VALUES:
                 words = [*words_before, group[0], key + value, *words_after]
                 yield Variant(words, options[group[0]], value)
-        if command in tried:
+        if command in tried_variants:
             continue
-        tried.add(command)
+        tried_variants.add(command)
         typed = {group[0] for group in groups}
         for flag, option in options.items():
             for value in () if flag in typed else VALUES:

@@ -62,16 +62,16 @@ def test_data_synth_writes_the_synthetic_substitute_of_a_task(tmp_path):
 
 def test_calibrate_meets_the_target_with_a_fitted_mechanism(tmp_path, identity):
     path = tmp_path / "banded.npz"
-    fitted = printed_by(f"fit --rounds 32 --min-sep 8 --out {path}")
+    fit_values = printed_by(f"fit --rounds 32 --min-sep 8 --out {path}")
     calibrate = f"calibrate {path} --rounds 32 --min-sep 8"
     plan = printed_by(f"{calibrate} --epsilon 2 --cohort-size 40")
     assert plan["noise_multiplier"] == pytest.approx(2.23048, abs=1e-4)  # banded paper, Table 4
-    error = fitted["rmse"] * plan["noise_multiplier"]
+    error = fit_values["rmse"] * plan["noise_multiplier"]
     assert plan["effective_rmse"] == pytest.approx(error / 40)
     scheme = "--sampling poisson --population 400 --cohort-size 4 --rdp"
-    sampled = printed_by(f"calibrate {identity} --rounds 12 --epsilon 8 {scheme}")
-    assert sampled["epsilon"] <= 8 < sampled["sampling"]["unamplified_epsilon"]
-    assert sampled["rdp_epsilon"] > 0
+    sampled_values = printed_by(f"calibrate {identity} --rounds 12 --epsilon 8 {scheme}")
+    assert sampled_values["epsilon"] <= 8 < sampled_values["sampling"]["unamplified_epsilon"]
+    assert sampled_values["rdp_epsilon"] > 0
     none = fedmf(f"{calibrate} --noise-multiplier 0").stdout
     assert re.findall(r"^(\w+) +infinite", none, re.M) == ["epsilon", "rho"]
     assert "# Privacy statement" in fedmf(f"{calibrate} --epsilon 2 --statement").stdout
@@ -83,8 +83,8 @@ def test_calibrate_meets_the_target_with_a_fitted_mechanism(tmp_path, identity):
 
 @pytest.mark.tensorflow
 def test_a_trained_run_is_audited_and_reported(trained, tmp_path):
-    folder, printed = trained
-    assert json.loads(printed)["epsilon"] <= 8
+    folder, printed_text = trained
+    assert json.loads(printed_text)["epsilon"] <= 8
     audit = printed_by(f"audit {folder}")
     assert audit["min_separation_observed"] >= 2
     assert audit["epsilon_achieved"] <= audit["epsilon_planned"] <= 8
@@ -112,10 +112,10 @@ def test_none_on_the_command_line_replaces_a_number(command, tmp_path, monkeypat
     """
     import fedmf.runs.config
 
-    read = []
+    read_values = []
 
     def from_mapping(values, source):
-        read.append(values)
+        read_values.append(values)
         raise ValueError("enough")
 
     monkeypatch.setattr(fedmf.runs.config.TrainConfig, "from_mapping", from_mapping)
@@ -128,8 +128,8 @@ def test_none_on_the_command_line_replaces_a_number(command, tmp_path, monkeypat
     refused(words, "enough")
     refused(f"{words} --zeroing-norm none", "enough")
     refused(f"{words} --zeroing-norm 7", "enough")
-    assert [values["zeroing_norm"] for values in read] == [50.0, None, 7.0]
-    assert all("rounds" not in values for values in read)
+    assert [values["zeroing_norm"] for values in read_values] == [50.0, None, 7.0]
+    assert all("rounds" not in values for values in read_values)
 
 
 @pytest.mark.tensorflow

@@ -131,10 +131,10 @@ def foreign_options(line, call):
         for parameter in command.get_params(click.Context(command))
         for option in (*parameter.opts, *parameter.secondary_opts)
     }
-    named = re.findall(r"(?<![\w-])--[a-z][a-z-]*", re.sub(r"`[^`]*`", "", line))
+    named_options = re.findall(r"(?<![\w-])--[a-z][a-z-]*", re.sub(r"`[^`]*`", "", line))
     return {
         name
-        for name in named
+        for name in named_options
         if name not in command_options | {"--help", "--debug"} and name not in call
     }
 
@@ -266,10 +266,12 @@ def test_an_error_about_min_sep_names_the_largest_that_the_data_allow(command, t
         f"{command} --task regression -o clients=14 --cohort-size 4 --rounds 8 --epsilon 8 "
         f"--noise-seed 1 --quiet --out {tmp_path}/out"
     )
-    allowed = "14 clients in cohorts of 4 allow --min-sep up to 3; "
-    refused(call, f"--min-sep is required with --schema min_sep: {allowed}pass a number in 1..3")
+    allowed_text = "14 clients in cohorts of 4 allow --min-sep up to 3; "
+    refused(
+        call, f"--min-sep is required with --schema min_sep: {allowed_text}pass a number in 1..3"
+    )
     assert not (tmp_path / "out").exists()
-    too_large = f"--min-sep 4 is too large: {allowed}lower --min-sep to at most 3, lower "
+    too_large = f"--min-sep 4 is too large: {allowed_text}lower --min-sep to at most 3, lower "
     error = program(f"{call} --min-sep 4", status=2).stderr
     assert f"{too_large}--cohort-size to at most 3, or raise the population to 16" in error
     assert not list(tmp_path.rglob("metrics.jsonl"))

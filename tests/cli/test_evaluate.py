@@ -35,18 +35,23 @@ def test_clients_are_fine_tuned(run, tmp_path):
     options = f"--clients 5 --learning-rate 0.01,0.1 --out {picture}"
     finished_process = fedmf(f"evaluate {run} --fine-tune 1 {options} --quiet")
     lines = dict(line.split(maxsplit=1) for line in finished_process.stdout.splitlines())
-    tuned = Run.load(run).fine_tuned
-    assert (tuned["clients"], tuned["measured_on"]) == (5, "the other half")
-    mean = tuned["metrics"]["loss"]["after"]["mean"]
+    fine_tuned = Run.load(run).fine_tuned
+    assert (fine_tuned["clients"], fine_tuned["measured_on"]) == (5, "the other half")
+    mean = fine_tuned["metrics"]["loss"]["after"]["mean"]
     assert float(lines["fine_tuned.metrics.loss.after.mean"]) == pytest.approx(mean, rel=1e-4)
-    assert tuned["learning_rate"] == float(lines["fine_tuned.learning_rate"])
-    assert list(tuned["searched"]) == ["0.01", "0.1"]
+    assert fine_tuned["learning_rate"] == float(lines["fine_tuned.learning_rate"])
+    assert list(fine_tuned["searched"]) == ["0.01", "0.1"]
     assert lines["picture"] == str(picture)
     assert picture.read_bytes().startswith(b"\x89PNG")
     for path in (picture, run / "fine_tuned.json"):
         assert path.stat().st_mode & 0o777 == 0o600
-    alone = ("--clients 3", "--proximal-strength 1", "--learning-rate 1", f"--out {picture}")
-    for option in alone:
+    single_options = (
+        "--clients 3",
+        "--proximal-strength 1",
+        "--learning-rate 1",
+        f"--out {picture}",
+    )
+    for option in single_options:
         refused(f"evaluate {run} {option}", option.split()[0], "need --fine-tune EPOCHS")
     for rate in ("0", "-1", "nan", "1e309", "abc", "0.1,"):
         refused(f"evaluate {run} --fine-tune 1 --learning-rate {rate}", "--learning-rate", rate)
@@ -83,10 +88,10 @@ def test_evaluate_on_other_data_uses_the_vocabulary_of_the_run(trained, corpus, 
 
 def test_export_writes_a_model_and_its_vocabulary(trained, tmp_path):
     folder, _ = trained
-    printed = printed_by(f"export {folder} --out {tmp_path}/model.keras")
-    assert printed["inputs"] == ["int32 (any, 4)"]
-    assert printed["outputs"] == ["float32 (any, 4, 64)"]
-    assert (tmp_path / "model.keras").stat().st_size > 4 * printed["parameters"]
+    printed_values = printed_by(f"export {folder} --out {tmp_path}/model.keras")
+    assert printed_values["inputs"] == ["int32 (any, 4)"]
+    assert printed_values["outputs"] == ["float32 (any, 4, 64)"]
+    assert (tmp_path / "model.keras").stat().st_size > 4 * printed_values["parameters"]
     refused(f"export {folder} --out {folder}", "--out", "new or an empty folder")
     words = json.loads((folder / "vocabulary.json").read_text())
     assert json.loads((tmp_path / "model.vocabulary.json").read_text()) == words
@@ -121,8 +126,8 @@ def test_exports_open_as_the_help_says(trained, tmp_path):
     from fedmf import federated  # noqa: F401 (which chooses Keras 2)
 
     folder, _ = trained
-    for out in ("model.keras", "saved"):
-        fedmf(f"export {folder} --out {tmp_path / out}")
+    for export_name in ("model.keras", "saved"):
+        fedmf(f"export {folder} --out {tmp_path / export_name}")
     words = np.array([[62, 1, 2, 3]], np.int32)
     expected = tf.keras.models.load_model(tmp_path / "model.keras")(words).numpy()
     for load in (tf.keras.models.load_model, tf.saved_model.load):
@@ -130,9 +135,9 @@ def test_exports_open_as_the_help_says(trained, tmp_path):
     if keras.__version__.startswith("3."):
         layer = keras.layers.TFSMLayer(tmp_path / "saved", call_endpoint="serving_default")
         np.testing.assert_allclose(layer(words)["logits"], expected, rtol=1e-5)
-        for out in ("model.keras", "saved"):
+        for export_name in ("model.keras", "saved"):
             with pytest.raises((TypeError, ValueError)):
-                keras.models.load_model(tmp_path / out)
+                keras.models.load_model(tmp_path / export_name)
 
 
 def test_predict_shows_the_most_likely_words_without_data(trained, run, corpus):
@@ -152,9 +157,9 @@ def test_predict_shows_the_most_likely_words_without_data(trained, run, corpus):
     scores = np.exp(logits[0, 1]) / np.exp(logits[0, 1]).sum()
     assert printed_values["words"][words[4]] == pytest.approx(float(scores[5]), rel=1e-4)
     # Only the last words count, and one that is not known counts as unknown.
-    longer = printed_by(f"predict {run} '{'no-such-word ' * 9}' --count 3")
-    assert longer["unknown"] == ["no-such-word"] * 9
-    assert len(longer["words"]) == 3
+    longer_values = printed_by(f"predict {run} '{'no-such-word ' * 9}' --count 3")
+    assert longer_values["unknown"] == ["no-such-word"] * 9
+    assert len(longer_values["words"]) == 3
     (run / "vocabulary.json").unlink()
     refused(f"predict {run} a", "vocabulary.json")
 
@@ -238,10 +243,13 @@ def test_a_run_trained_in_python_needs_its_task_on_the_command_line(tmp_path, mo
 
 
 def test_the_table_of_a_run_has_all_metrics(trained):
-    folder, printed = trained
-    printed = json.loads(printed)
+    folder, printed_values = trained
+    printed_values = json.loads(printed_values)
     result = json.loads((folder / "result.json").read_text())
     for split in ("validation", "test"):
         values = {f"{split} {name}": value for name, value in result[split].items()}
-        assert values.items() <= printed.items()
-    assert next(name for name in printed if name.startswith("validation")) == "validation accuracy"
+        assert values.items() <= printed_values.items()
+    assert (
+        next(name for name in printed_values if name.startswith("validation"))
+        == "validation accuracy"
+    )

@@ -96,22 +96,22 @@ def test_ctrl_c_saves_the_best_mechanism_so_far(tmp_path):
         error_text += letter
     time.sleep(0.5)
     process.send_signal(signal.SIGINT)
-    out, errors = process.communicate(timeout=600)
+    printed_text, errors = process.communicate(timeout=600)
     assert process.returncode == 130, errors
     assert "the banded fit was interrupted after" in errors
     assert "another fit starts anew" in errors
     assert errors.splitlines()[-1].startswith(
         f"fedmf: interrupted: {tmp_path / 'm.npz'} holds the best mechanism so far"
     )
-    assert "certified_gap" in out
+    assert "certified_gap" in printed_text
     mechanism = fedmf.load_mechanism(tmp_path / "m.npz")
     assert mechanism.certificate is not None
     assert mechanism.certificate.gap > 1e-13
 
 
 def test_an_error_for_a_full_disk_names_the_file(tmp_path):
-    out = tmp_path / "m.npz"
-    words = f"fit --rounds 64 --min-sep 8 --no-cache --out {out}".split()
+    out_path = tmp_path / "m.npz"
+    words = f"fit --rounds 64 --min-sep 8 --no-cache --out {out_path}".split()
     # What `ulimit -f` forbids fails as a full disk does.
     code = (
         "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (512, 512)); from fedmf.cli "
@@ -123,7 +123,7 @@ def test_an_error_for_a_full_disk_names_the_file(tmp_path):
     )
     assert finished_process.returncode == 1
     (line,) = finished_process.stderr.splitlines()
-    assert line.endswith(f"File too large: '{out}'")
+    assert line.endswith(f"File too large: '{out_path}'")
     assert list(tmp_path.iterdir()) == []
 
 

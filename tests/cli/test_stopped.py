@@ -93,8 +93,8 @@ def test_a_run_that_ends_before_the_first_round_says_how_to_continue(train, tmp_
 def test_a_run_that_diverges_ends_with_status_1(tmp_path):
     """In the words of the command line, and without a noise seed: it adds no noise."""
     settings = "--rounds 40 --family none --server-learning-rate 1e9 --stop-on-divergence"
-    stopped = fedmf(f"train --out {tmp_path}/run {TABLE} {settings}", status=1)
-    (line,) = stopped.stderr.strip().splitlines()[-1:]
+    stopped_process = fedmf(f"train --out {tmp_path}/run {TABLE} {settings}", status=1)
+    (line,) = stopped_process.stderr.strip().splitlines()[-1:]
     for words in ("fedmf: error: the ", "--server-learning-rate than 1e+09", "with --resume"):
         assert words in line
     assert not (tmp_path / "run" / "result.json").exists()

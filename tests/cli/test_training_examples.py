@@ -38,7 +38,7 @@ def quartered(words):
 
 def runs_of_sweep(words):
     """Yields a command line of `fedmf train` for each setting of a sweep."""
-    fixed = ["train"]
+    fixed_words = ["train"]
     values_by_flag = {}
     for flag, value in zip(words[1::2], words[2::2], strict=True):
         if flag == "--vary":
@@ -47,10 +47,10 @@ def runs_of_sweep(words):
         elif flag == "--out":
             folder = value
         elif flag != "--jobs":
-            fixed += [flag, value]
+            fixed_words += [flag, value]
     for values in itertools.product(*values_by_flag.values()):
         options = itertools.chain(*zip(values_by_flag, values, strict=True))
-        yield [*fixed, *options, "--out", f"{folder}/{'-'.join(values)}"]
+        yield [*fixed_words, *options, "--out", f"{folder}/{'-'.join(values)}"]
 
 
 def training_examples():
@@ -110,9 +110,11 @@ def test_every_training_example_learns(folder, monkeypatch):
         assert all(math.isfinite(loss) for loss in losses), (words, losses)
         assert losses[-1] < losses[0], (words, losses)
     # The examples of `fedmf evaluate` fine-tune that run, at their own rates.
-    tuned = [words for words in examples() if words[0] == "evaluate" and "--fine-tune" in words]
-    assert len(tuned) == 2
-    for words in tuned:
+    fine_tuning_examples = [
+        words for words in examples() if words[0] == "evaluate" and "--fine-tune" in words
+    ]
+    assert len(fine_tuning_examples) == 2
+    for words in fine_tuning_examples:
         sample = [] if "--clients" in words else ["--clients", "50"]
         finished_process = fedmf(*quartered(words), *sample, "--quiet")
         assert "warning" not in finished_process.stderr, (words, finished_process.stderr)

@@ -38,12 +38,14 @@ class TestEveryModel:
     @given(st.integers(0, 5000), st.lists(st.integers(0, 2**31), max_size=40))
     def test_the_result_for_a_client_does_not_depend_on_the_other_clients(self, model, t, clients):
         clients = np.array(clients, np.int64)
-        together = model.available(t, clients)
-        assert together.dtype == bool
-        assert together.shape == clients.shape
-        alone = [bool(model.available(t, clients[i : i + 1])[0]) for i in range(len(clients))]
-        assert together.tolist() == alone
-        assert (model.available(t, clients[::-1]) == together[::-1]).all()
+        result_together = model.available(t, clients)
+        assert result_together.dtype == bool
+        assert result_together.shape == clients.shape
+        result_alone = [
+            bool(model.available(t, clients[i : i + 1])[0]) for i in range(len(clients))
+        ]
+        assert result_together.tolist() == result_alone
+        assert (model.available(t, clients[::-1]) == result_together[::-1]).all()
 
 
 class TestIndependent:

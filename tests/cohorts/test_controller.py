@@ -35,10 +35,10 @@ class TestCohorts:
         controller = ParticipationController(**arguments, availability=availability)
         cohorts = run(controller)
         # These sets follow from the definition of the schema, without `allows`.
-        allowed = set(allowed_sets(arguments["participation"]))
+        allowed_round_sets = set(allowed_sets(arguments["participation"]))
         for client in range(arguments["population"]):
             rounds = tuple(t for t, cohort in enumerate(cohorts) if client in cohort)
-            assert not rounds or rounds in allowed
+            assert not rounds or rounds in allowed_round_sets
             assert arguments["participation"].allows(rounds)
         for t, cohort in enumerate(cohorts):
             assert len(set(cohort)) == len(cohort) <= arguments["cohort_size"]
@@ -64,8 +64,8 @@ class TestCohorts:
         assert sizes == {arguments["cohort_size"]}
 
     def test_fixed_epoch_repeats_one_order(self):
-        fixed = epochs(17, 5)
-        cohorts = run(min_sep_controller(participation=fixed))
+        participation = epochs(17, 5)
+        cohorts = run(min_sep_controller(participation=participation))
         assert all(cohorts[t] == cohorts[t - 5] for t in range(5, 17))
         clients = np.concatenate(cohorts[:5])
         assert len(set(clients.tolist())) == 20
@@ -73,12 +73,12 @@ class TestCohorts:
         assert cohorts[0] != [0, 1, 2, 3]
 
     def test_a_client_that_misses_an_epoch_returns_in_its_position(self):
-        fixed = epochs(15, 5)
-        cohorts = run(min_sep_controller(participation=fixed))
+        participation = epochs(15, 5)
+        cohorts = run(min_sep_controller(participation=participation))
         missing = cohorts[2][0]
 
         availability = FunctionAvailability(lambda t, clients: (clients != missing) | (t != 7))
-        cohorts = run(min_sep_controller(participation=fixed, availability=availability))
+        cohorts = run(min_sep_controller(participation=participation, availability=availability))
         assert [t for t, cohort in enumerate(cohorts) if missing in cohort] == [2, 12]
         assert len(cohorts[7]) == 3  # No client of another position replaces it.
 
@@ -108,9 +108,9 @@ class TestPurity:
         assert [controller.cohort(t).tolist() for t in reversed(range(20))] == all_cohorts[::-1]
         assert len(controller.ledger) == 20
         # A controller with another seed returns the recorded cohorts too.
-        resumed = min_sep_controller(seed=99)
-        resumed.resume_from(controller.ledger)
-        assert run(resumed) == all_cohorts
+        resumed_controller = min_sep_controller(seed=99)
+        resumed_controller.resume_from(controller.ledger)
+        assert run(resumed_controller) == all_cohorts
 
     def test_a_round_after_the_last_one_is_refused_as_the_plan_is_over(self):
         controller = min_sep_controller()
@@ -168,28 +168,30 @@ class TestRefusals:
         message = construction_error(arguments)
         if not message:
             return
-        ways = re.findall(
+        suggestions = re.findall(
             r"(?:lower|raise|use) (?:the )?`?(\w+)`?(?: to at most | to |=)(\d+)", message
         )
-        assert ways, message
-        for name, number in ways:
-            changed = dict(arguments)
+        assert suggestions, message
+        for name, number in suggestions:
+            changed_arguments = dict(arguments)
             participation = arguments["participation"]
             # All other arguments stay as they were, except limits that do not fit any more.
             if name in ("population", "cohort_size"):
-                changed[name] = int(number)
+                changed_arguments[name] = int(number)
             elif name == "max_participations":
-                changed["participation"] = dataclasses.replace(
+                changed_arguments["participation"] = dataclasses.replace(
                     participation, max_participations=int(number)
                 )
             elif name == "min_sep":
-                changed["participation"] = Participation(
+                changed_arguments["participation"] = Participation(
                     rounds=participation.rounds, schema=participation.schema, min_sep=int(number)
                 )
             else:
                 assert (name, participation.schema) == ("rounds", "single")
-                changed["participation"] = Participation(rounds=int(number), schema="single")
-            second_error = construction_error(changed)
+                changed_arguments["participation"] = Participation(
+                    rounds=int(number), schema="single"
+                )
+            second_error = construction_error(changed_arguments)
             if second_error:
                 # The change can conflict with max_participations, which was set explicitly.
                 num_epochs = math.ceil(participation.rounds / participation.min_sep)
@@ -211,11 +213,13 @@ class TestRefusals:
 
     def test_resume_refuses_a_fixed_order_of_another_seed(self):
         # Clients would return in other positions, which nothing would notice later.
-        fixed = epochs(20, 5)
-        first_controller = min_sep_controller(participation=fixed)
+        participation = epochs(20, 5)
+        first_controller = min_sep_controller(participation=participation)
         run(first_controller, 3)
         with pytest.raises(ValueError, match="another run"):
-            min_sep_controller(participation=fixed, seed=4).resume_from(first_controller.ledger)
+            min_sep_controller(participation=participation, seed=4).resume_from(
+                first_controller.ledger
+            )
 
     def test_resume_accepts_a_ledger_completely_or_not_at_all(self):
         controller = min_sep_controller()

@@ -40,21 +40,23 @@ class TestDropout:
             controller_of(size, behavior=DeviceBehavior(dropout=0.3, seed=5))
         )
         ledger = controller.ledger
-        planned = ledger.planned().observed()
-        achieved = ledger.observed()
-        assert planned.short_rounds == 0
-        assert planned.participations == 60 * size[1]
+        planned_stats = ledger.planned().observed()
+        achieved_stats = ledger.observed()
+        assert planned_stats.short_rounds == 0
+        assert planned_stats.participations == 60 * size[1]
         for t in range(60):
             assert set(ledger.cohort(t)) < set(ledger.selected(t))
-        assert counted(achieved.participations, planned.participations, 0.7, departure=0.5)
+        assert counted(
+            achieved_stats.participations, planned_stats.participations, 0.7, departure=0.5
+        )
 
     def test_the_timer_of_a_dropped_client_starts(self):
         # Planned and not only achieved rounds are min_sep apart, and count towards the limit.
         ledger = run_all_rounds(controller_of(behavior=DeviceBehavior(dropout=0.5, seed=5))).ledger
-        planned = ledger.planned()
-        achieved = ledger.observed()
-        assert planned.observed().participations - achieved.participations > 400
-        for rounds in rounds_of_clients(planned).values():
+        planned_ledger = ledger.planned()
+        achieved_stats = ledger.observed()
+        assert planned_ledger.observed().participations - achieved_stats.participations > 400
+        for rounds in rounds_of_clients(planned_ledger).values():
             assert PARTICIPATION.allows(rounds)
 
 
@@ -67,17 +69,17 @@ class TestNoncompliance:
         noncompliant_clients = ledger.noncompliant()
         assert len(noncompliant_clients) > 0.05 * size[0]
         assert self.behavior.noncompliant(noncompliant_clients).all()
-        compliant = ledger.compliant()
-        for client, rounds in rounds_of_clients(compliant).items():
+        compliant_ledger = ledger.compliant()
+        for client, rounds in rounds_of_clients(compliant_ledger).items():
             assert client not in noncompliant_clients
             assert PARTICIPATION.allows(rounds)
-        observed = compliant.observed()
-        assert (observed.min_separation, observed.max_participations) == (12, 4)
+        observed_stats = compliant_ledger.observed()
+        assert (observed_stats.min_separation, observed_stats.max_participations) == (12, 4)
         # Negative control: noncompliant clients take part too early and too often.
         observed_of_all = ledger.observed()
         assert observed_of_all.min_separation == 1
         assert observed_of_all.max_participations > 4
-        assert observed.participations < observed_of_all.participations
+        assert observed_stats.participations < observed_of_all.participations
 
 
 class TestEarlyTimers:
@@ -88,10 +90,10 @@ class TestEarlyTimers:
         controller = controller_of(
             size, participation, behavior=DeviceBehavior(timer_jitter=3, seed=2)
         )
-        observed = run_all_rounds(controller).ledger.observed()
-        assert observed.min_separation == 15
+        observed_stats = run_all_rounds(controller).ledger.observed()
+        assert observed_stats.min_separation == 15
         # The limit holds although more rounds would fit.
-        assert observed.max_participations <= participation.max_participations
+        assert observed_stats.max_participations <= participation.max_participations
 
     def test_every_ineligible_period_is_drawn_independently(self):
         behavior = DeviceBehavior(timer_jitter=3, seed=2)

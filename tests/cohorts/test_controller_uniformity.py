@@ -195,29 +195,35 @@ class TestLargePools:
     def test_a_dry_pool_returns_all_eligible_clients(self, eligible):
         num_tested = []
         clients = np.random.default_rng(5).choice(POPULATION, eligible, replace=False)
-        drawn = pool_of(POPULATION, clients, num_tested).draw(np.random.default_rng(6), 60)
-        assert len(drawn) == min(eligible, 60)
-        assert set(drawn) <= set(clients)
+        drawn_clients = pool_of(POPULATION, clients, num_tested).draw(np.random.default_rng(6), 60)
+        assert len(drawn_clients) == min(eligible, 60)
+        assert set(drawn_clients) <= set(clients)
         assert sum(num_tested) < 3 * POPULATION
 
 
 class TestOrders:
     def test_every_position_of_the_order_is_uniform(self):
         # Position of client 3 in the order of 8, of which 6 take part.
-        claimed = np.array([1, 1, 1, 1, 1, 1, 2]) / 8
+        claimed_probabilities = np.array([1, 1, 1, 1, 1, 1, 2]) / 8
         # Negative control: the first position is preferred.
-        truth = np.array([PREFERENCE, *(claimed[1:] * 8 * (8 - PREFERENCE) / 7)]) / 8
+        truth = np.array([PREFERENCE, *(claimed_probabilities[1:] * 8 * (8 - PREFERENCE) / 7)]) / 8
         positions = []
-        seeds = draws_that_see(claimed, truth)
+        seeds = draws_that_see(claimed_probabilities, truth)
         for seed in range(seeds):
             order = EpochOrder(population=8, cohort_size=2, epoch=3, seed=seed)
             clients = np.concatenate([order.clients(t) for t in range(3)])
             assert len(set(clients.tolist())) == 6
             position = np.flatnonzero(clients == 3)[0] if 3 in clients else 6
             positions.append(position)
-        observed = np.bincount(positions, minlength=7)
-        assert scipy.stats.chisquare(observed, seeds * claimed).pvalue > FALSE_POSITIVE_RATE
-        assert scipy.stats.chisquare(seeds * truth, seeds * claimed).pvalue < FALSE_POSITIVE_RATE
+        observed_counts = np.bincount(positions, minlength=7)
+        assert (
+            scipy.stats.chisquare(observed_counts, seeds * claimed_probabilities).pvalue
+            > FALSE_POSITIVE_RATE
+        )
+        assert (
+            scipy.stats.chisquare(seeds * truth, seeds * claimed_probabilities).pvalue
+            < FALSE_POSITIVE_RATE
+        )
 
 
 class TestPlaces:
@@ -231,9 +237,9 @@ class TestPlaces:
                 (clients % partitions == i % partitions).all() for i, clients in enumerate(epoch)
             )
         # The clients of a round do not depend on the rounds that were requested before.
-        fresh = EpochPlaces(population=50, epoch=12, partitions=partitions, seed=3)
-        assert (fresh.clients(28) == epochs[2][4]).all()
-        assert (fresh.clients(2) == epochs[0][2]).all()
+        new_places = EpochPlaces(population=50, epoch=12, partitions=partitions, seed=3)
+        assert (new_places.clients(28) == epochs[2][4]).all()
+        assert (new_places.clients(2) == epochs[0][2]).all()
 
     @pytest.mark.slow
     def test_positions_of_clients_and_epochs_are_independent(self):

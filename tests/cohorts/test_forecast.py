@@ -71,23 +71,25 @@ class TestSearch:
         search = largest_min_sep(Size(population=400, cohort_size=10), rounds=90)
         assert (search["largest_min_sep"], search["too_large_min_sep"]) == (40, None)
         # A run that is dry in its first round allows none.
-        half = Independent(probability=0.5)
-        search = largest_min_sep(Size(population=100, cohort_size=90), rounds=5, availability=half)
+        half_available = Independent(probability=0.5)
+        search = largest_min_sep(
+            Size(population=100, cohort_size=90), rounds=5, availability=half_available
+        )
         assert (search["largest_min_sep"], search["too_large_min_sep"]) == (None, 1)
 
     def test_the_search_agrees_with_forecasts_of_its_results(self):
         size = Size(population=1500, cohort_size=20)
         options = {"availability": Diurnal(), "seed": 3}
         search = largest_min_sep(size, rounds=100, **options)
-        largest = search["largest_min_sep"]
+        found_min_sep = search["largest_min_sep"]
         too_large = search["too_large_min_sep"]
-        assert 1 <= too_large - largest <= max(1, largest // 100)
+        assert 1 <= too_large - found_min_sep <= max(1, found_min_sep // 100)
         # Unavailable clients cost separation: with all available it would be 75.
-        assert 30 < largest < 75
-        for min_sep in (largest, too_large):
+        assert 30 < found_min_sep < 75
+        for min_sep in (found_min_sep, too_large):
             run = forecast(separated(100, min_sep), size, **options)
             assert search["tried"][min_sep] == next(iter(run["dry"]), None)
-        assert search["tried"][largest] is None
+        assert search["tried"][found_min_sep] is None
         assert search["tried"][too_large] is not None
 
 

@@ -57,8 +57,10 @@ def rounds_by_definition(budget, checks_in):
     def cost(rounds):
         return X[np.ix_(rounds, rounds)].sum()
 
-    fresh = [list(range(0, n, budget.pace))[:m] for m in range(1, n + 1)]
-    affordable = [rounds for rounds in fresh if budget.participation.affords(cost(rounds))]
+    new_device_rounds = [list(range(0, n, budget.pace))[:m] for m in range(1, n + 1)]
+    affordable = [
+        rounds for rounds in new_device_rounds if budget.participation.affords(cost(rounds))
+    ]
     max_rounds = max(map(len, affordable))
     rounds_by_device = [[] for _ in checks_in]
     for rounds, row in zip(rounds_by_device, checks_in, strict=True):
@@ -144,11 +146,11 @@ class TestController:
         audit = controller.audit(plan(budget, mechanism))
         assert audit.contradictions == ()
         C = mechanism.encoder()
-        worst = max(
+        worst_norm = max(
             np.linalg.norm(C[:, rounds].sum(axis=1))
             for rounds in rounds_of_clients(controller.ledger).values()
         )
-        assert_allclose(audit.achieved.sensitivity.value, worst, rtol=1e-11)
+        assert_allclose(audit.achieved.sensitivity.value, worst_norm, rtol=1e-11)
         assert audit.epsilon <= audit.planned.epsilon
         shares = audit.values()["clients_by_share_spent"]
         assert sum(shares.values()) == audit.observed.clients
@@ -177,12 +179,12 @@ class TestController:
         run(controller)
         of_plan = plan(controller.participation, mechanism)
         assert controller.audit(of_plan).contradictions == ()
-        planned = controller.ledger.planned()
+        planned_ledger = controller.ledger.planned()
         assert fedmf.audit_ledger(
-            planned, of_plan
+            planned_ledger, of_plan
         ).contradictions  # Noncompliant clients overspend.
-        compliant = controller.ledger.compliant().planned()
-        assert fedmf.audit_ledger(compliant, of_plan).contradictions == ()
+        compliant_ledger = controller.ledger.compliant().planned()
+        assert fedmf.audit_ledger(compliant_ledger, of_plan).contradictions == ()
 
 
 def test_an_overspent_ledger_contradicts_the_plan_and_has_its_own_guarantee(tmp_path):
@@ -190,12 +192,12 @@ def test_an_overspent_ledger_contradicts_the_plan_and_has_its_own_guarantee(tmp_
     budget = plan(Budget.of(mechanism, separated(8, 4)).participation, mechanism)
     ledger = ledger_of([[1], [1, 2], [1], [], [], [2], [], [3]], None)
     (tmp_path / "log.csv").write_text(ledger.to_csv())
-    worst = np.linalg.norm(mechanism.encoder()[:, :3].sum(axis=1))
+    worst_norm = np.linalg.norm(mechanism.encoder()[:, :3].sum(axis=1))
     of_log = fedmf.audit_log(tmp_path / "log.csv", budget)
     for audit in (fedmf.audit_ledger(ledger, budget), of_log):
         (contradiction,) = audit.contradictions
-        assert f"cost a sensitivity of {worst:.6g} where a budget" in contradiction
-        assert_allclose(audit.achieved.sensitivity.value, worst, rtol=1e-11)
-        (bad,) = audit.noncompliant_clients.first
-        assert (str(bad.client), bad.rounds) == ("1", (0, 1, 2))
+        assert f"cost a sensitivity of {worst_norm:.6g} where a budget" in contradiction
+        assert_allclose(audit.achieved.sensitivity.value, worst_norm, rtol=1e-11)
+        (bad_client,) = audit.noncompliant_clients.first
+        assert (str(bad_client.client), bad_client.rounds) == ("1", (0, 1, 2))
         assert audit.epsilon > audit.planned.epsilon

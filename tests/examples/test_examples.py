@@ -124,9 +124,9 @@ def test_the_figure_beside_flower_has_the_errors_computed_apart_from_fedmf(tmp_p
 
     single = 1 / scipy.optimize.brentq(excess, 0.1, 10, xtol=1e-12)
     by_hand = [f"{single * math.sqrt(k * 201 / 2):.2f}" for k in (200, 4)]
-    status, printed = run("flower_accuracy")
-    assert_shown("flower_accuracy", tmp_path, status, printed)
-    printed_errors = re.findall(r"^.{36} +[\d.]+ +([\d.]+)$", printed, re.M)
+    status, printed_text = run("flower_accuracy")
+    assert_shown("flower_accuracy", tmp_path, status, printed_text)
+    printed_errors = re.findall(r"^.{36} +[\d.]+ +([\d.]+)$", printed_text, re.M)
     assert printed_errors == [*by_hand, "3.38", "3.16"]
     assert printed_errors[0] == "85.10"
 
@@ -138,6 +138,6 @@ def test_check_statement_refutes_a_false_statement(tmp_path, run):
     statement_text = path.read_text()
     stddev = re.search(r'"stddev": ([\d.]+)', statement_text)
     path.write_text(statement_text.replace(stddev[0], f'"stddev": {0.99 * float(stddev[1])}'))
-    status, printed = run("check_statement", "statement.json", "mechanism.npz")
+    status, printed_text = run("check_statement", "statement.json", "mechanism.npz")
     assert status == 1
-    assert "TOO STRONG" in printed
+    assert "TOO STRONG" in printed_text

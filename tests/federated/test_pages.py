@@ -154,10 +154,12 @@ def check_logged(loggers, names):
         assert not logged.open
         assert logged.settings["name"] == "followed"
         assert logged.settings["config"]["private_metrics"] == 0.1
-        for t, exact, private in rows:
+        for t, metric_values, private_values in rows:
             point = logged.points[t]
-            assert point["covered/private/loss"] == private
-            assert point.get("not_covered/train_loss") == (exact if client == "mlflow" else None)
+            assert point["covered/private/loss"] == private_values
+            assert point.get("not_covered/train_loss") == (
+                metric_values if client == "mlflow" else None
+            )
         assert len(logged.points) == 6
     assert "not_covered/validation/accuracy" in loggers["mlflow"][0].points[1]
     assert not any(

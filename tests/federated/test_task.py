@@ -58,9 +58,12 @@ def task_of(x=PIXELS, y=LABELS, model=cnn, **changes):
 
 def examples_of(task, change, *clients):
     """Returns the task with other examples for some clients."""
-    read = task.client_examples
+    read_examples = task.client_examples
     return dataclasses.replace(
-        task, client_examples=lambda name: change(*read(name)) if name in clients else read(name)
+        task,
+        client_examples=lambda name: (
+            change(*read_examples(name)) if name in clients else read_examples(name)
+        ),
     )
 
 
@@ -175,12 +178,12 @@ def test_a_client_of_nan_is_zeroed_and_does_not_stop_the_run(tmp_path):
     with pytest.warns(
         UserWarning, match=r"^round \d: .* client '[07]' .* hold NaN"
     ) as caught_warnings:
-        broken = trained("nan", lambda x, y: (np.full_like(x, np.nan), y))
+        broken_run = trained("nan", lambda x, y: (np.full_like(x, np.nan), y))
     assert sum("hold NaN" in str(warning.message) for warning in caught_warnings) == 1
     empty = trained("empty", lambda x, y: (x[:0], y[:0]))
-    np.testing.assert_equal(broken.weights, empty.weights)
-    assert sum(row["zeroed"] for row in broken.metrics) > 1
-    assert [row | {"zeroed": 0} for row in broken.metrics] == empty.metrics
+    np.testing.assert_equal(broken_run.weights, empty.weights)
+    assert sum(row["zeroed"] for row in broken_run.metrics) > 1
+    assert [row | {"zeroed": 0} for row in broken_run.metrics] == empty.metrics
 
 
 @pytest.mark.parametrize(
@@ -233,9 +236,9 @@ def test_datasets_without_an_end_are_refused(preprocess, match, monkeypatch):
 
 
 def test_an_error_of_a_users_function_names_the_client():
-    broken = dataclasses.replace(task_of(), client_examples=lambda name: {}[name])
+    broken_task = dataclasses.replace(task_of(), client_examples=lambda name: {}[name])
     with refusal("client '7' of task 'arrays' raises KeyError: '7'"):
-        broken.examples_of("7")
+        broken_task.examples_of("7")
 
 
 @pytest.mark.parametrize("execution", ["fast", pytest.param("tff", marks=pytest.mark.slow)])

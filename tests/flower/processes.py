@@ -21,11 +21,11 @@ def children():
 def descendants(*roots):
     by_parent = children()
     descendant_ids = set()
-    todo = list(roots)
-    while todo:
-        fresh = by_parent.get(todo.pop(), set()) - descendant_ids
-        descendant_ids |= fresh
-        todo += fresh
+    pending_ids = list(roots)
+    while pending_ids:
+        new_children = by_parent.get(pending_ids.pop(), set()) - descendant_ids
+        descendant_ids |= new_children
+        pending_ids += new_children
     return descendant_ids
 
 
@@ -49,14 +49,14 @@ class Programs:
         self._seen = set()
 
     def start(self, name, *command):
-        with open(self._folder / f"{name}.log", "ab") as log:
+        with open(self._folder / f"{name}.log", "ab") as log_file:
             self._programs[name] = subprocess.Popen(
                 command,
                 cwd=self._folder,
                 env=self._environment,
                 stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
+                stdout=log_file,
+                stderr=log_file,
             )
         return self._programs[name]
 
@@ -65,10 +65,10 @@ class Programs:
 
     def wait_for(self, name, condition, seconds):
         """Waits until the condition of the program's log holds."""
-        end = time.monotonic() + seconds
+        deadline = time.monotonic() + seconds
         while not condition(self.log(name)):
             self.look()
-            assert time.monotonic() < end, self.log(name)[-4000:]
+            assert time.monotonic() < deadline, self.log(name)[-4000:]
             code = self._programs[name].poll()
             assert code is None or condition(self.log(name)), (code, self.log(name)[-4000:])
             time.sleep(0.05)
@@ -85,7 +85,7 @@ class Programs:
                     os.kill(pid, signal.SIGKILL)
         for program in self._programs.values():
             program.wait()
-        end = time.monotonic() + 20
+        deadline = time.monotonic() + 20
         while running_ids := [pid for pid in self._seen if alive(pid)]:
-            assert time.monotonic() < end, running_ids
+            assert time.monotonic() < deadline, running_ids
             time.sleep(0.05)

@@ -38,10 +38,10 @@ def test_flower_wrapper_with_equal_weights_has_the_claimed_guarantee(caplog):
             )
             zeros = {str(i): np.zeros(shape, np.float32) for i, shape in enumerate(claim.arrays)}
             grid = Grid(range(len(updates)))
-            sent = list(strategy.configure_train(1, record(zeros), ConfigRecord(), grid))
+            sent_messages = list(strategy.configure_train(1, record(zeros), ConfigRecord(), grid))
             replies = [
                 answer(message, {str(i): array for i, array in enumerate(update)})
-                for message, update in zip(sent, updates, strict=True)
+                for message, update in zip(sent_messages, updates, strict=True)
             ]
             arrays, _ = strategy.aggregate_train(1, replies)
             return [arrays[str(i)].numpy() for i in range(len(zeros))]

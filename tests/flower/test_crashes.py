@@ -56,7 +56,7 @@ class Watched:
     def __init__(self, monkeypatch):
         self.by_round = {}
         release = Server.release
-        opened = Server.open.__func__
+        honest_open = Server.open.__func__
 
         def watched_release(server, **options):
             t = server.round
@@ -65,7 +65,7 @@ class Watched:
             return mean
 
         def watched_open(kind, folder):
-            server = opened(kind, folder)
+            server = honest_open(kind, folder)
             if server.round:
                 self._note(server.round - 1, server.last_release)
             return server
@@ -146,7 +146,7 @@ def test_killed_run_resumes_with_the_same_releases(point, tmp_path, watched):
     whole_strategy = wrapped(None, with_momentum())
     expected = Grid(NODES)
     whole_strategy.start(expected, initial(), 3)
-    means = watched.means()
+    whole_means = watched.means()
     watched.by_round.clear()
     strategy = wrapped(folder, with_momentum())
     grid = Grid(NODES, dict.fromkeys(NODES, other_pull))
@@ -155,11 +155,11 @@ def test_killed_run_resumes_with_the_same_releases(point, tmp_path, watched):
     assert num_committed in (2, 3)
     released_means = watched.means()
     # What the killed process released is what `open` has.
-    np.testing.assert_array_equal(released_means[0], means[num_committed - 1])
-    models = list(models_of([*means[:num_committed], *released_means[1:]]))
+    np.testing.assert_array_equal(released_means[0], whole_means[num_committed - 1])
+    models = list(models_of([*whole_means[:num_committed], *released_means[1:]]))
     np.testing.assert_allclose(flat(result.arrays), models[-1], atol=1e-5)
-    sent = np.concatenate([array.ravel() for array in grid.sent[0].values()])
-    np.testing.assert_allclose(sent, models[num_committed - 1], atol=1e-5)
+    sent_model = np.concatenate([array.ravel() for array in grid.sent[0].values()])
+    np.testing.assert_allclose(sent_model, models[num_committed - 1], atol=1e-5)
 
 
 RECORDED = ("open", "fsync", "replace", "link", "unlink", "mkdir", "truncate", "write")
@@ -196,8 +196,8 @@ def test_run_resumes_from_every_prefix_of_its_writes(tmp_path, monkeypatch, watc
             patch.setattr(os, name, recording(call))
         strategy.start(Grid(NODES), initial(), 2)
     strategy.server.close()
-    means = watched.means()
-    models = [np.ones(8, np.float32), *models_of(means)]
+    whole_means = watched.means()
+    models = [np.ones(8, np.float32), *models_of(whole_means)]
     rounds = []
     for prefix in prefixes:
         watched.by_round.clear()
@@ -207,10 +207,10 @@ def test_run_resumes_from_every_prefix_of_its_writes(tmp_path, monkeypatch, watc
         resumed_strategy.server.close()
         num_committed = 3 - len(grid.asked)
         rounds.append(num_committed)
-        sent = np.concatenate([array.ravel() for array in grid.sent[0].values()])
-        np.testing.assert_allclose(sent, models[num_committed], atol=1e-5)
+        sent_model = np.concatenate([array.ravel() for array in grid.sent[0].values()])
+        np.testing.assert_allclose(sent_model, models[num_committed], atol=1e-5)
         for t in range(num_committed - 1, num_committed):
-            assert t < 0 or watched.by_round[t] == {means[t].tobytes()}
+            assert t < 0 or watched.by_round[t] == {whole_means[t].tobytes()}
     assert rounds == sorted(rounds)
     assert set(rounds) == {0, 1, 2}
     assert len(rounds) > 10

@@ -123,8 +123,8 @@ class TestArraysThatSomebodyChanges:
         plain_grid = Grid(NODES)
         expected = flat(wrapped().start(plain_grid, initial(), 3).arrays)
         np.testing.assert_array_equal(models[-1], expected)
-        for sent, plain_message in zip(grid.sent, plain_grid.sent, strict=True):
-            np.testing.assert_array_equal(sent["weights"], plain_message["weights"])
+        for sent_message, plain_message in zip(grid.sent, plain_grid.sent, strict=True):
+            np.testing.assert_array_equal(sent_message["weights"], plain_message["weights"])
 
     def test_arrays_changed_by_evaluate_fn_do_not_change_the_model(self):
         numbers = []

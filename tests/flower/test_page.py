@@ -38,9 +38,9 @@ def programs(tmp_path):
             "PATH": f"{BIN}:{os.environ['PATH']}",
             "RAY_TMPDIR": ray,
         }
-        started = Programs(tmp_path, environment)
-        yield started
-        started.end()
+        started_programs = Programs(tmp_path, environment)
+        yield started_programs
+        started_programs.end()
 
 
 def on_made_up_grid(text, nodes, dies_in=None):
@@ -70,8 +70,8 @@ def check_run(folder, text, nodes, monkeypatch, *, rounds, apart):
         assert server.audit().epsilon <= server.plan.epsilon * (1 + 1e-9)
     assert len(cohorts) == rounds
     for client in range(nodes):
-        came = [t for t, cohort in enumerate(cohorts) if client in cohort]
-        assert all(next_round - t >= apart for t, next_round in itertools.pairwise(came))
+        client_rounds = [t for t, cohort in enumerate(cohorts) if client in cohort]
+        assert all(next_round - t >= apart for t, next_round in itertools.pairwise(client_rounds))
     whole_folder = folder.parent / "whole"
     whole_folder.mkdir()
     monkeypatch.chdir(whole_folder)
@@ -147,6 +147,6 @@ def test_app_with_a_torch_model_trains(capsys):
     pytest.importorskip("torch", reason="the page's PyTorch model needs torch")
     grid = on_made_up_grid(pages.torch_app(), 20)
     assert len(grid.asked) == 8
-    printed = capsys.readouterr().out
-    assert "# Privacy statement" in printed
-    assert "0.weight" in printed
+    printed_text = capsys.readouterr().out
+    assert "# Privacy statement" in printed_text
+    assert "0.weight" in printed_text

@@ -82,7 +82,7 @@ def run_until(point, strategy, grid):
 )
 def test_resumed_run_ends_bitwise_identically(name, point, tmp_path):
     whole_grid = Grid(NODES)
-    uninterrupted = wrapped(strategy=STRATEGIES[name]()).start(whole_grid, initial())
+    whole_result = wrapped(strategy=STRATEGIES[name]()).start(whole_grid, initial())
     grid = Grid(NODES)
     folder = tmp_path / "server"
     run_until(point, wrapped(folder, STRATEGIES[name]()), grid)
@@ -92,7 +92,7 @@ def test_resumed_run_ends_bitwise_identically(name, point, tmp_path):
     )
     done_twice = [grid.asked[2]] if point == "replied" else []
     assert grid.asked == [*whole_grid.asked[:3], *done_twice, *whole_grid.asked[3:]]
-    np.testing.assert_array_equal(flat(result.arrays), flat(uninterrupted.arrays))
+    np.testing.assert_array_equal(flat(result.arrays), flat(whole_result.arrays))
     assert resumed_strategy.server.round == ROUNDS
 
 
@@ -156,10 +156,10 @@ def test_resume_refuses_other_settings(tmp_path):
 @pytest.mark.parametrize(("error", "is_same"), [(1e-13, True), (1e-6, False)])
 def test_resume_accepts_a_mechanism_within_fit_tolerance(error, is_same, tmp_path):
     """Another version of SciPy may fit other last digits."""
-    fitted = plan()
-    diagonals = fitted.mechanism.diagonals * (1 + error)
-    mechanism = dataclasses.replace(fitted.mechanism, diagonals=diagonals)
-    refitted = dataclasses.replace(fitted, mechanism=mechanism)
+    fitted_plan = plan()
+    diagonals = fitted_plan.mechanism.diagonals * (1 + error)
+    mechanism = dataclasses.replace(fitted_plan.mechanism, diagonals=diagonals)
+    refitted = dataclasses.replace(fitted_plan, mechanism=mechanism)
     folder = begun(tmp_path / "server")
     if is_same:
         assert wrapped(folder, given=refitted).start(Grid(NODES), initial()).arrays
@@ -196,9 +196,9 @@ def test_resume_waits_for_a_node_that_took_part(tmp_path):
     folder = begun(tmp_path / "server")
     with refusal("none of them took part before .*give a population", TimeoutError):
         wrapped_start(wrapped(folder), Grid([node + 1000 for node in NODES]))
-    came = begun(tmp_path / "other")
+    other_nodes = begun(tmp_path / "other")
     grid = Grid([node + 1000 for node in NODES[1:]] + NODES)
-    wrapped(came).start(grid, initial(), 3)
+    wrapped(other_nodes).start(grid, initial(), 3)
     assert len(grid.asked) == 1
 
 
@@ -206,10 +206,10 @@ def test_resume_after_empty_rounds_waits_for_no_past_node(tmp_path):
     strategy = wrapped(tmp_path / "server")
     strategy.start(Grid(NODES, behave=dict.fromkeys(NODES, failing)), initial(), 1)
     strategy.server.close()
-    restarted = wrapped(tmp_path / "server")
-    restarted.start(Grid([node + 1000 for node in NODES]), initial(), 2, timeout=5.0)
-    assert restarted.server.round == 2
-    assert len(restarted.server.clients) == COHORT
+    restarted_strategy = wrapped(tmp_path / "server")
+    restarted_strategy.start(Grid([node + 1000 for node in NODES]), initial(), 2, timeout=5.0)
+    assert restarted_strategy.server.round == 2
+    assert len(restarted_strategy.server.clients) == COHORT
 
 
 def test_relative_folder_stays_when_the_working_folder_changes(tmp_path, monkeypatch):
@@ -243,9 +243,9 @@ def test_resumed_run_need_not_move_the_model(tmp_path):
     strategy = wrapped(tmp_path / "server", Paused())
     strategy.start(Grid(NODES), initial(), 3)
     strategy.server.close()
-    restarted = wrapped(tmp_path / "server", Paused())
-    restarted.start(Grid(NODES), initial(), 5)
-    assert restarted.server.round == 5
+    restarted_strategy = wrapped(tmp_path / "server", Paused())
+    restarted_strategy.start(Grid(NODES), initial(), 5)
+    assert restarted_strategy.server.round == 5
 
 
 def test_start_without_eligible_nodes_times_out():
@@ -291,23 +291,25 @@ class TestPopulation:
         assert [len(nodes) for nodes in asked_clients] == [COHORT] * ROUNDS
         assert [sorted(ledger.cohort(t).tolist()) for t in range(ROUNDS)] == asked_clients
         for client in range(15):
-            came = [t for t, nodes in enumerate(asked_clients) if client in nodes]
-            assert all(b - a >= APART for a, b in itertools.pairwise(came))
+            client_rounds = [t for t, nodes in enumerate(asked_clients) if client in nodes]
+            assert all(b - a >= APART for a, b in itertools.pairwise(client_rounds))
 
     def test_unconnected_partitions_are_missing_in_the_round(self):
         grid = Grid(NODES[:8], partition_of=lambda node: node - 101)
         strategy = wrapped(population=15)
         strategy.start(grid, initial(), 3)
-        drawn = [strategy.server.ledger.selected(t) for t in range(3)]
-        expected = [[101 + client for client in sorted(cohort) if client < 8] for cohort in drawn]
+        selected_clients = [strategy.server.ledger.selected(t) for t in range(3)]
+        expected = [
+            [101 + client for client in sorted(cohort) if client < 8] for cohort in selected_clients
+        ]
         assert grid.asked == expected
 
     def test_one_of_two_nodes_with_the_same_partition_takes_part(self):
         grid = Grid([*NODES, 999], partition_of=lambda node: 3 if node == 999 else node - 101)
         wrapped(population=15).start(grid, initial())
-        came = {node for nodes in grid.asked for node in nodes}
-        assert 104 in came
-        assert 999 not in came
+        asked_nodes = {node for nodes in grid.asked for node in nodes}
+        assert 104 in asked_nodes
+        assert 999 not in asked_nodes
 
     @pytest.mark.parametrize("partition_id", [15, -1, True, 0.5, "3"])
     def test_node_with_an_invalid_partition_does_not_take_part(self, partition_id):
@@ -324,10 +326,12 @@ class TestPopulation:
         strategy = wrapped(given=long_plan, population=15, clients_per_round=2)
         strategy.start(grid, initial(), timeout=0)
         ledger = strategy.server.ledger
-        came = [ledger.cohort(t).tolist() for t in range(12)]
-        drawn = [ledger.selected(t) for t in range(12)]
-        assert came == [[client for client in sorted(clients) if client < 4] for clients in drawn]
-        assert caplog.text.count("moves by noise alone") == came.count([]) > 0
+        cohorts = [ledger.cohort(t).tolist() for t in range(12)]
+        selected_clients = [ledger.selected(t) for t in range(12)]
+        assert cohorts == [
+            [client for client in sorted(clients) if client < 4] for clients in selected_clients
+        ]
+        assert caplog.text.count("moves by noise alone") == cohorts.count([]) > 0
 
     @pytest.mark.parametrize("query", [3, None], ids=["late", "never"])
     def test_round_waits_for_a_slow_node_within_limits(self, query, monkeypatch):
@@ -347,8 +351,8 @@ class TestPopulation:
         strategy = wrapped(given=plan(rounds=2, min_sep=2), population=2, clients_per_round=1)
         grid = Slow([101, 102], partition_of=lambda node: node - 101)
         strategy.start(grid, initial())
-        came = [len(strategy.server.ledger.cohort(t)) for t in range(2)]
-        assert sorted(came) == [int(query is not None), 1]
+        cohort_sizes = [len(strategy.server.ledger.cohort(t)) for t in range(2)]
+        assert sorted(cohort_sizes) == [int(query is not None), 1]
 
     def test_error_names_nodes_without_partition(self):
         with refusal("none tells a partition id: call fedmf.flower.tell_partition", TimeoutError):

@@ -90,10 +90,10 @@ def npy(header, data=b""):
 
 
 def archive():
-    out = io.BytesIO()
-    with zipfile.ZipFile(out, "w") as file:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as file:
         file.writestr("a.npy", b"0" * 1000)
-    return out.getvalue()
+    return buffer.getvalue()
 
 
 def of_another_round(message):
@@ -146,9 +146,9 @@ def test_invalid_reply_is_dropped_and_logged(name, caplog):
     strategy = wrapped(seed=3)
     with caplog.at_level(logging.INFO, "flwr"):
         result = strategy.start(grid, initial())
-    counted = [[node for node in nodes if node not in hostile] for nodes in grid.asked]
-    assert sum(map(len, counted)) < sum(map(len, grid.asked))
-    assert_arrays(result.arrays, expected(plan(), counted, seed=3)[-1])
+    valid_nodes = [[node for node in nodes if node not in hostile] for nodes in grid.asked]
+    assert sum(map(len, valid_nodes)) < sum(map(len, grid.asked))
+    assert_arrays(result.arrays, expected(plan(), valid_nodes, seed=3)[-1])
     log_lines = [line for line in caplog.messages if re.match("fedmf: round .* updates", line)]
     for line, nodes in zip(log_lines, grid.asked, strict=True):
         number = len(hostile & set(nodes))
@@ -173,13 +173,13 @@ def test_first_of_two_replies_counts(caplog):
 def test_client_moves_a_release_by_at_most_clip_norm(size):
     """Two runs have the same seed, one with the client and one without."""
     far = {name: np.full(shape, size, np.float32) for name, shape in MODEL.items()}
-    ends = []
+    final_models = []
     for behave in (lambda m: [answer(m, far)], lambda m: [answer(m, arrays_of(m))]):
         grid = Grid(NODES[:2], {NODES[0]: behave, NODES[1]: failing})
-        ends.append(flat(wrapped().start(grid, initial(np.float64), 1).arrays))
-    moved = np.linalg.norm(ends[0] - ends[1]) * COHORT
-    assert moved <= plan().clip_norm * (1 + 1e-6)
-    assert (moved > 0.9 * plan().clip_norm) == (size == 3.0)
+        final_models.append(flat(wrapped().start(grid, initial(np.float64), 1).arrays))
+    shift_norm = np.linalg.norm(final_models[0] - final_models[1]) * COHORT
+    assert shift_norm <= plan().clip_norm * (1 + 1e-6)
+    assert (shift_norm > 0.9 * plan().clip_norm) == (size == 3.0)
 
 
 def test_hostile_clients_do_not_stop_a_run_that_has_worked():
@@ -296,8 +296,8 @@ def test_log_has_epsilon_and_dropped_replies_once(caplog):
     assert [
         dict(round_metrics) for round_metrics in result.evaluate_metrics_clientapp.values()
     ] == [{"loss": pytest.approx(1.0)}] * ROUNDS
-    once = [line for line in caplog.messages if "exact functions of" in line]
-    assert len(once) == 2
+    matching_lines = [line for line in caplog.messages if "exact functions of" in line]
+    assert len(matching_lines) == 2
     expected_text = f"epsilon {strategy.plan.epsilon:.4g} in all {ROUNDS} rounds, delta 1e-05"
     rounds = [line for line in caplog.messages if re.match("fedmf: round .* updates", line)]
     assert len(rounds) == ROUNDS

@@ -53,7 +53,10 @@ def test_strategy_moves_the_model_or_is_refused_before_round_one(name):
     else:
         strategy.configure_evaluate = lambda *args: []
         result = strategy.start(grid, initial(), 3)
-        models = [np.concatenate([array.ravel() for array in sent.values()]) for sent in grid.sent]
+        models = [
+            np.concatenate([array.ravel() for array in sent_arrays.values()])
+            for sent_arrays in grid.sent
+        ]
         models.append(flat(result.arrays))
         assert all(np.any(models[t] != models[t + 1]) for t in range(3))
 
@@ -101,11 +104,11 @@ def test_trial_restores_the_strategy():
         strategy.aggregate_train = lambda *args: aggregate(*args)
         return strategy
 
-    ends = []
+    final_models = []
     for change in (lambda strategy: strategy, patched):
         strategy = change(FedAvgM(fraction_evaluate=0.0, server_momentum=0.9))
-        ends.append(flat(wrapped(strategy=strategy).start(Grid(NODES), initial()).arrays))
-    np.testing.assert_array_equal(*ends)
+        final_models.append(flat(wrapped(strategy=strategy).start(Grid(NODES), initial()).arrays))
+    np.testing.assert_array_equal(*final_models)
     grid = Grid(NODES)
     wrapped(strategy=FedMedian(fraction_evaluate=0.0)).start(grid, initial(), 2)
     after_one = expected(plan(), grid.asked)[0]
@@ -117,11 +120,11 @@ def test_trial_restores_global_random_generators():
         factor = 1 + np.random.uniform() + random.random()  # noqa: NPY002 (what this is about)
         return {name: array * np.float32(factor) for name, array in model.items()}
 
-    ends = []
+    final_models = []
     for is_tried in (False, True):
         np.random.seed(3)  # noqa: NPY002
         random.seed(3)
         strategy = wrapped(strategy=Odd(draws))
         strategy._wrapped.is_tried = is_tried
-        ends.append(flat(strategy.start(Grid(NODES), initial(), 2).arrays))
-    np.testing.assert_array_equal(*ends)
+        final_models.append(flat(strategy.start(Grid(NODES), initial(), 2).arrays))
+    np.testing.assert_array_equal(*final_models)

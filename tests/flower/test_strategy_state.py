@@ -42,11 +42,11 @@ class Moving(FedAvg):
         arrays, metrics = super().aggregate_train(server_round, replies)
         leaves = [array.numpy() for array in arrays.values()]
         factor = self.push(self, np.concatenate([leaf.ravel() for leaf in leaves]))
-        moved = {
+        moved_arrays = {
             name: leaf_array * np.float32(factor)
             for name, leaf_array in zip(arrays, leaves, strict=True)
         }
-        return record(moved), metrics
+        return record(moved_arrays), metrics
 
 
 def bare_array(own, mean):
@@ -528,24 +528,24 @@ def again(change):
 
 @pytest.mark.parametrize("value", VALUES, ids=lambda value: type(value).__name__)
 def test_values_are_restored(value):
-    back, _ = again(lambda strategy: setattr(strategy, "v", value))
-    assert type(back.v) is type(value)
-    np.testing.assert_equal(back.v, value)
+    restored_strategy, _ = again(lambda strategy: setattr(strategy, "v", value))
+    assert type(restored_strategy.v) is type(value)
+    np.testing.assert_equal(restored_strategy.v, value)
 
 
 def test_values_that_refer_to_themselves_are_restored():
     endless = [1]
     endless.append(endless)
-    back, _ = again(lambda strategy: setattr(strategy, "v", endless))
-    assert back.v[0] == 1
-    assert back.v[1] is back.v
+    restored_strategy, _ = again(lambda strategy: setattr(strategy, "v", endless))
+    assert restored_strategy.v[0] == 1
+    assert restored_strategy.v[1] is restored_strategy.v
 
 
 def test_deleted_attributes_stay_deleted():
-    back, state = again(lambda strategy: delattr(strategy, "fraction_train"))
-    assert not hasattr(back, "fraction_train")
+    restored_strategy, state = again(lambda strategy: delattr(strategy, "fraction_train"))
+    assert not hasattr(restored_strategy, "fraction_train")
     state.restore()
-    assert back.fraction_train == 1.0
+    assert restored_strategy.fraction_train == 1.0
 
 
 @pytest.mark.parametrize(
@@ -569,8 +569,8 @@ def test_object_that_cannot_be_copied_is_not_tried(tmp_path, caplog):
         own.out.write("round\n")
         return 1.5
 
-    with open(path, "w") as out, caplog.at_level(logging.INFO, "flwr"):
-        wrapped(None, Moving(push, out=out)).start(Grid(NODES), initial(), 2)
+    with open(path, "w") as open_file, caplog.at_level(logging.INFO, "flwr"):
+        wrapped(None, Moving(push, out=open_file)).start(Grid(NODES), initial(), 2)
     assert path.read_text() == "round\n" * 2
     assert (
         "is not tried before the first round, because strategy.out (TextIOWrapper)" in caplog.text

@@ -82,9 +82,9 @@ def test_loss_without_matrices_is_that_of_the_pseudoinverse():
     C_F = FFTMechanism(rounds=n, decoder="plain").encoder()
     N = np.linalg.solve(C_F.T @ C_F, C_F.T)  # multi-epoch paper, Prop. K.2
     for workload in (prefix_sum(n), momentum_sgd(n, 0.9, rates)):
-        squared = np.sum((workload.matrix @ N) ** 2)
+        squared_loss = np.sum((workload.matrix @ N) ** 2)
         for participation in (single(n), epochs(n, n // 20)):
-            expected = sensitivity(C_F, participation).value ** 2 * squared
+            expected = sensitivity(C_F, participation).value ** 2 * squared_loss
             fft_loss = loss(FFTMechanism(rounds=n), workload, participation)
             assert_allclose(fft_loss, expected, rtol=2 * PRECISION)
 

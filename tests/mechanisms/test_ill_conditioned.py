@@ -31,14 +31,14 @@ def largest_column_of_exact_inverse(N: np.ndarray) -> float:
     rational numbers.
     """
     n = len(N)
-    exact = [[Fraction(float(entry)) for entry in row] for row in N]
+    exact_rows = [[Fraction(float(entry)) for entry in row] for row in N]
     squares = []
     for j in range(n):
         column = [Fraction(0)] * n
         for i in range(j, n):
             column[i] = (
-                int(i == j) - sum((exact[i][s] * column[s] for s in range(j, i)), Fraction(0))
-            ) / exact[i][i]
+                int(i == j) - sum((exact_rows[i][s] * column[s] for s in range(j, i)), Fraction(0))
+            ) / exact_rows[i][i]
         squares.append(float(sum(entry * entry for entry in column)))
     return float(np.sqrt(max(squares)))
 

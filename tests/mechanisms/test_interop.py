@@ -78,8 +78,8 @@ def test_the_scale_of_the_file_is_not_trusted(tmp_path):
 
 
 def test_a_banded_encoder_becomes_a_banded_mechanism(tmp_path):
-    banded = np.eye(4) + 0.5 * np.eye(4, k=-1)
-    np.save(tmp_path / "c.npy", banded)
+    banded_encoder = np.eye(4) + 0.5 * np.eye(4, k=-1)
+    np.save(tmp_path / "c.npy", banded_encoder)
     mechanism = load_factorization(tmp_path / "c.npy")
     assert (mechanism.family, mechanism.bands) == ("banded", 2)
 

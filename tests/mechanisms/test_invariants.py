@@ -176,18 +176,22 @@ def test_loss_is_that_of_simulated_noise(build):
     mechanism = build(12)
     workload = fedmf.momentum_sgd(12, momentum=0.5)
     participation = separated(12, 4)
-    squared = fedmf.sensitivity(mechanism, participation).value ** 2
+    squared_sensitivity = fedmf.sensitivity(mechanism, participation).value ** 2
     claimed_loss = fedmf.loss(mechanism, workload, participation)
     rng = np.random.default_rng(20)
     assert (
-        abs(simulated_loss_score(mechanism, workload, squared, claimed_loss, rng, num_samples))
+        abs(
+            simulated_loss_score(
+                mechanism, workload, squared_sensitivity, claimed_loss, rng, num_samples
+            )
+        )
         < score_limit
     )
     for scale in (2 / 3, 3 / 2):
         assert (
             abs(
                 simulated_loss_score(
-                    mechanism, workload, squared, claimed_loss, rng, num_samples, scale
+                    mechanism, workload, squared_sensitivity, claimed_loss, rng, num_samples, scale
                 )
             )
             > score_limit

@@ -94,19 +94,19 @@ def run(tmp_path):
 
 @pytest.mark.slow
 def test_a_registered_family_is_fitted_stored_and_labelled(run, tmp_path):
-    printed = json.loads(run(PROGRAM))
+    printed_values = json.loads(run(PROGRAM))
     # Its fits are not cached, since another version of the module would read them.
     assert not (tmp_path / "fits").exists()
-    assert printed["mechanism"] == ["scaled", 4.0, "built from given numbers, not optimised"]
-    assert printed["sensitivity"] == pytest.approx(4.0 * 2**0.5)
-    assert printed["noise"][0] == printed["noise"][1] > 0.0
-    assert printed["label"] == ["Scaled (6 bands)", "#123456"]
+    assert printed_values["mechanism"] == ["scaled", 4.0, "built from given numbers, not optimised"]
+    assert printed_values["sensitivity"] == pytest.approx(4.0 * 2**0.5)
+    assert printed_values["noise"][0] == printed_values["noise"][1] > 0.0
+    assert printed_values["label"] == ["Scaled (6 bands)", "#123456"]
 
 
 def test_a_registered_family_has_options_on_the_command_line(run):
     command = "import scaled; from fedmf.cli import main; main({})"
     assert "scaled: the entries" in " ".join(run(command.format('["fit", "--help"]')).split())
     arguments = "fit --rounds 6 --min-sep 3 --family scaled --scale 3 --out m.npz --json".split()
-    printed = json.loads(run(command.format(arguments)))
-    assert printed["family"] == "scaled"
-    assert printed["sensitivity"] == pytest.approx(3.0 * 2**0.5)
+    printed_values = json.loads(run(command.format(arguments)))
+    assert printed_values["family"] == "scaled"
+    assert printed_values["sensitivity"] == pytest.approx(3.0 * 2**0.5)

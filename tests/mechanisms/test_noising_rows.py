@@ -34,12 +34,12 @@ def test_rows_and_norms_are_those_of_the_matrix(build):
     assert rows.num_sources == N.shape[1]
     size = np.abs(N).max()
     starts = np.array([0, 7, 255, 256, 299])
-    for ends in (starts + 1, np.array([1, 60, 256, 300, 300])):
+    for row_ends in (starts + 1, np.array([1, 60, 256, 300, 300])):
         expected = np.stack(
-            [N[start:end].sum(axis=0) for start, end in zip(starts, ends, strict=True)]
+            [N[start:end].sum(axis=0) for start, end in zip(starts, row_ends, strict=True)]
         )
-        assert_allclose(join_blocks(rows.blocks(starts, ends), 5), expected, atol=1e-12 * size)
-        assert_allclose(rows.window_deviations(starts, ends), np.linalg.norm(expected, axis=1))
+        assert_allclose(join_blocks(rows.blocks(starts, row_ends), 5), expected, atol=1e-12 * size)
+        assert_allclose(rows.window_deviations(starts, row_ends), np.linalg.norm(expected, axis=1))
     assert_allclose(rows.round_deviations(), np.linalg.norm(N, axis=1))
     assert_allclose(rows.sum_deviations(), np.linalg.norm(np.cumsum(N, axis=0), axis=1))
 

@@ -179,8 +179,10 @@ def test_the_spectral_bound_is_used_where_it_is_smaller():
         participation = Participation(rounds=10, schema=schema, min_sep=min_sep)
         bound = sensitivity(C, participation)
         assert bound.exact == (schema == "every_round")
-        largest = np.linalg.norm(C, 2)
-        assert bound.value <= np.sqrt(participation.max_participations) * largest * (1.0 + 1e-12)
+        spectral_norm = np.linalg.norm(C, 2)
+        assert bound.value <= np.sqrt(participation.max_participations) * spectral_norm * (
+            1.0 + 1e-12
+        )
         assert bound.value >= attained_sensitivity(C, participation, rng)
 
 

@@ -55,12 +55,15 @@ def refusal_message(path):
 
 def test_a_whole_file_that_memory_cannot_hold_names_the_way_out(tmp_path, monkeypatch):
     tree = tmp_path / "tree.npz"
-    dense = tmp_path / "dense.npz"
+    dense_path = tmp_path / "dense.npz"
     TreeMechanism(rounds=1000).save(tree)
-    DenseMechanism(matrix=np.eye(1000)).save(dense)
+    DenseMechanism(matrix=np.eye(1000)).save(dense_path)
     monkeypatch.setattr(checks, "available_memory", lambda: 2**22)
     monkeypatch.setattr(storage, "available_memory", lambda: 2**22)
-    for path, needs in ((tree, "this tree would take"), (dense, "its arrays take 0.00745 GiB")):
+    for path, needs in (
+        (tree, "this tree would take"),
+        (dense_path, "its arrays take 0.00745 GiB"),
+    ):
         with refusal(f"cannot be used: .*{needs}.*a family that") as caught_error:
             load_mechanism(path)
         assert "save it again" not in str(caught_error.value)

@@ -72,7 +72,7 @@ def squared_sensitivity_of_large_separations(n, b, k):
             for level in range(n.bit_length())
         )
 
-    best = 0
+    largest_sum = 0
     for blocks in itertools.combinations_with_replacement(range(-(-n // 512)), k):
         rounds = []
         for block in blocks:
@@ -83,8 +83,8 @@ def squared_sensitivity_of_large_separations(n, b, k):
                 break
             rounds.append(earliest)
         else:
-            best = max(best, sum(shared(i, j) for i in rounds for j in rounds))
-    return best
+            largest_sum = max(largest_sum, sum(shared(i, j) for i in rounds for j in rounds))
+    return largest_sum
 
 
 @pytest.mark.slow
@@ -92,15 +92,15 @@ def test_min_sep_sensitivity_is_that_of_banded_table_2():
     # Alg. 4 bounds the squared sensitivity by 119; exactly it is 118, as under (k = 6, b = 342):
     # columns (A) and (B) of the banded paper's Table 2 are the same for the tree, as printed.
     n = 2052
-    exact = squared_sensitivity_of_large_separations(n, 342, 6)
+    exact_square = squared_sensitivity_of_large_separations(n, 342, 6)
     tree = TreeMechanism(rounds=n)
     epoch_sensitivity = sensitivity(tree, epochs(n, 342))
     min_sep_sensitivity = sensitivity(tree, separated(n, 342))
-    assert exact == 118
+    assert exact_square == 118
     assert epoch_sensitivity.exact
-    assert_allclose(epoch_sensitivity.value**2, exact, rtol=1e-12)
+    assert_allclose(epoch_sensitivity.value**2, exact_square, rtol=1e-12)
     assert not min_sep_sensitivity.exact
-    assert exact <= min_sep_sensitivity.value**2 < 119.001
+    assert exact_square <= min_sep_sensitivity.value**2 < 119.001
 
 
 @pytest.mark.slow
@@ -149,11 +149,11 @@ def test_optimal_completion_is_the_best_that_knows_virtual_rounds_are_zero(round
     S = np.tri(rounds)
     assert np.array_equal(C, virtual_mechanism.encoder())
     whole_file = TreeMechanism(rounds=1 << (rounds - 1).bit_length()).encoder()
-    ends = np.array([np.flatnonzero(row)[-1] for row in whole_file if row[:rounds].any()])
-    ends[ends >= rounds] = rounds - 1  # They are known with the last round.
+    last_rounds = np.array([np.flatnonzero(row)[-1] for row in whole_file if row[:rounds].any()])
+    last_rounds[last_rounds >= rounds] = rounds - 1  # They are known with the last round.
     B = np.zeros((rounds, len(C)))
     for t in range(rounds):
-        B[t, ends <= t] = S[t] @ np.linalg.pinv(C[ends <= t])
+        B[t, last_rounds <= t] = S[t] @ np.linalg.pinv(C[last_rounds <= t])
     assert_allclose(S @ optimal_mechanism.noising(), B, atol=1e-12)
 
 
@@ -187,14 +187,14 @@ def test_the_full_decoder_is_the_default():
 def test_a_full_decoder_beyond_the_memory_names_the_online_one(monkeypatch):
     full_tree = TreeMechanism(rounds=64)
     size = 8 * full_tree.encoder().size
-    free = [size]
-    monkeypatch.setattr(checks, "available_memory", lambda: free[0])
+    free_memory = [size]
+    monkeypatch.setattr(checks, "available_memory", lambda: free_memory[0])
     monkeypatch.setattr(checks, "_SMALL_BYTES", 0)
     words = "full decoder of this tree would take 2 dense .*: take decoder='online'.*, or for so"
     with refusal(words):
         full_tree.noising()
     assert TreeMechanism(rounds=64, decoder="online").noising().shape == (64, 127)
-    free[0] = size - 1  # where the online decoder does not fit, it is no way out
+    free_memory[0] = size - 1  # where the online decoder does not fit, it is no way out
     with refusal("would take 2 dense .* are free: for so many rounds"):
         full_tree.noising()
 

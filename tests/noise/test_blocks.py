@@ -46,11 +46,13 @@ def test_growing_blocks_with_small_first_states_reproduce_the_noising_matrix(bui
     bounds = growing_blocks(37, 16)
     assert bounds == (0, 1, 2, 4, 8, 16, 32, 37)
     form = block_form(stream, bounds=bounds)
-    small = with_small_first_states(form)
+    small_form = with_small_first_states(form)
     N = stream.causal().as_contraction().contraction
-    assert deviation(small.noising(), N) <= MAX_DEVIATION
+    assert deviation(small_form.noising(), N) <= MAX_DEVIATION
     if not form.is_rolling:
-        assert small.matrix(1).shape[1] <= 2  # The block has one draw, and the state another one.
+        assert (
+            small_form.matrix(1).shape[1] <= 2
+        )  # The block has one draw, and the state another one.
 
 
 @pytest.mark.parametrize(("window", "sums"), [(1, 0), (1, 3), (4, 0), (4, 2)])
@@ -88,19 +90,19 @@ def test_matrices_without_structure_are_not_compressed():
     stream = NoiseStream(rounds=64, sources=64, contraction=noise)
     assert block_form(stream, bounds=equal_blocks(64, 8), max_width=20) is None
     assert block_form(stream, bounds=equal_blocks(64, 8)).width > 20
-    banded = fitted(single(9), "banded", bands=4)
-    assert block_form(banded.stream(), bounds=equal_blocks(9, 2), max_width=2) is None
-    assert block_form(banded.stream(), bounds=equal_blocks(9, 2), max_width=3).width == 3
+    banded_mechanism = fitted(single(9), "banded", bands=4)
+    assert block_form(banded_mechanism.stream(), bounds=equal_blocks(9, 2), max_width=2) is None
+    assert block_form(banded_mechanism.stream(), bounds=equal_blocks(9, 2), max_width=3).width == 3
 
 
 def test_a_less_accurate_matrix_exceeds_the_deviation():
     """Negative control: such a matrix fails the check of block_form."""
     N = TreeMechanism(rounds=64, decoder="full").stream().causal().contraction
     form = block_form(NoiseStream(rounds=64, sources=64, contraction=N), bounds=equal_blocks(64, 8))
-    written = form.noising()
-    assert deviation(written, N) <= MAX_DEVIATION
-    assert deviation(np.float64(np.float16(written)), N) > MAX_DEVIATION
-    assert deviation(1.000001 * written, N) > MAX_DEVIATION
+    form_noising = form.noising()
+    assert deviation(form_noising, N) <= MAX_DEVIATION
+    assert deviation(np.float64(np.float16(form_noising)), N) > MAX_DEVIATION
+    assert deviation(1.000001 * form_noising, N) > MAX_DEVIATION
 
 
 def test_the_deviation_bounds_the_growth_of_the_sensitivity():

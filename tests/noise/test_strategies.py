@@ -52,10 +52,10 @@ def dense(rounds):
     ],
 )
 def test_the_best_strategy_of_large_models(stream, name, uses_disk, max_cost):
-    best = host_strategies(stream(), LARGE, memory_bytes=MEMORY)[0]
-    assert (best.name, best.disk > 0) == (name, uses_disk)
-    assert best.cost <= max_cost
-    assert best.memory <= MEMORY
+    best_strategy = host_strategies(stream(), LARGE, memory_bytes=MEMORY)[0]
+    assert (best_strategy.name, best_strategy.disk > 0) == (name, uses_disk)
+    assert best_strategy.cost <= max_cost
+    assert best_strategy.memory <= MEMORY
 
 
 def test_noise_of_small_models_is_not_compressed():

@@ -72,9 +72,11 @@ def test_clients_with_indices_beyond_32_bits_are_distinct():
 @given(cohorts)
 def test_from_csv_restores_the_ledger_of_to_csv(rounds):
     ledger = ledger_of(rounds, 3)
-    restored = ParticipationLedger.from_csv(ledger.to_csv(), rounds=len(rounds), cohort_size=3)
-    assert [restored.cohort(t).tolist() for t in range(len(restored))] == rounds
-    assert restored.to_csv() == ledger.to_csv()
+    restored_ledger = ParticipationLedger.from_csv(
+        ledger.to_csv(), rounds=len(rounds), cohort_size=3
+    )
+    assert [restored_ledger.cohort(t).tolist() for t in range(len(restored_ledger))] == rounds
+    assert restored_ledger.to_csv() == ledger.to_csv()
 
 
 @pytest.mark.parametrize(
@@ -144,22 +146,22 @@ class TestSelectedAndCohort:
     def test_a_ledger_holds_selected_clients_and_cohorts(self):
         ledger = self.ledger()
         cohorts_by_round = [[4, 1], [2, 3], [2]]
-        selected = [[4, 2, 1], [3, 2], [2, 5, 6]]
+        selected_clients = [[4, 2, 1], [3, 2], [2, 5, 6]]
         assert [ledger.cohort(t).tolist() for t in range(3)] == cohorts_by_round
-        assert [ledger.selected(t).tolist() for t in range(3)] == selected
+        assert [ledger.selected(t).tolist() for t in range(3)] == selected_clients
         assert figures_of(ledger.observed()) == brute_force(cohorts_by_round, 3)
-        assert figures_of(ledger.planned().observed()) == brute_force(selected, 3)
+        assert figures_of(ledger.planned().observed()) == brute_force(selected_clients, 3)
         assert ledger.to_csv() == "round,client\n0,4\n0,1\n1,2\n1,3\n2,2\n"
 
     def test_compliant_excludes_noncompliant_clients(self):
         ledger = self.ledger()
         assert ledger.noncompliant().tolist() == [2, 6]
-        compliant = ledger.compliant()
-        assert [compliant.cohort(t).tolist() for t in range(3)] == [[4, 1], [3], []]
-        assert [compliant.selected(t).tolist() for t in range(3)] == [[4, 1], [3], [5]]
+        compliant_ledger = ledger.compliant()
+        assert [compliant_ledger.cohort(t).tolist() for t in range(3)] == [[4, 1], [3], []]
+        assert [compliant_ledger.selected(t).tolist() for t in range(3)] == [[4, 1], [3], [5]]
         # In round 2 client 5 was selected, and nobody took part.
-        assert compliant.observed().short_rounds == 1
-        assert len(compliant.noncompliant()) == 0
+        assert compliant_ledger.observed().short_rounds == 1
+        assert len(compliant_ledger.noncompliant()) == 0
 
     @pytest.mark.parametrize(("rounds", "noncompliant"), [(0, []), (2, [2]), (9, [2, 6])])
     def test_first_returns_the_first_rounds(self, rounds, noncompliant):
@@ -186,13 +188,13 @@ class TestSave:
         ledger.append(np.array([], np.int64))
         path = tmp_path / "ledger.json"
         ledger.save(path)
-        restored = ParticipationLedger.load(str(path))
-        assert (len(restored), restored.cohort_size) == (3, 3)
+        restored_ledger = ParticipationLedger.load(str(path))
+        assert (len(restored_ledger), restored_ledger.cohort_size) == (3, 3)
         for t in range(3):
-            np.testing.assert_array_equal(restored.cohort(t), ledger.cohort(t))
-            np.testing.assert_array_equal(restored.selected(t), ledger.selected(t))
-        np.testing.assert_array_equal(restored.noncompliant(), [4])
-        assert restored.observed().summary() == ledger.observed().summary()
+            np.testing.assert_array_equal(restored_ledger.cohort(t), ledger.cohort(t))
+            np.testing.assert_array_equal(restored_ledger.selected(t), ledger.selected(t))
+        np.testing.assert_array_equal(restored_ledger.noncompliant(), [4])
+        assert restored_ledger.observed().summary() == ledger.observed().summary()
         assert path.stat().st_mode & 0o077 == 0
         ParticipationLedger(cohort_size=None).save(path)
         assert ParticipationLedger.load(path).cohort_size is None
@@ -225,5 +227,7 @@ class TestSave:
     def test_to_csv_writes_a_file(self, tmp_path):
         ledger = ParticipationLedger(cohort_size=1, cohorts=[np.array([3])])
         assert ledger.to_csv(tmp_path / "ledger.csv") == "round,client\n0,3\n"
-        restored = ParticipationLedger.from_csv(tmp_path / "ledger.csv", rounds=1, cohort_size=1)
-        np.testing.assert_array_equal(restored.cohort(0), [3])
+        restored_ledger = ParticipationLedger.from_csv(
+            tmp_path / "ledger.csv", rounds=1, cohort_size=1
+        )
+        np.testing.assert_array_equal(restored_ledger.cohort(0), [3])

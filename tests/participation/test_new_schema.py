@@ -79,9 +79,9 @@ def test_patterns_are_a_round_of_each_epoch(participation):
 
 def test_sensitivity_is_an_upper_bound(participation, plan):
     C = plan.mechanism.encoder()
-    attained = attained_by_sets(C, list(participation.patterns()), np.random.default_rng(0))
+    attained_value = attained_by_sets(C, list(participation.patterns()), np.random.default_rng(0))
     assert not plan.sensitivity.exact
-    assert attained <= plan.sensitivity.value <= fedmf.sensitivity(
+    assert attained_value <= plan.sensitivity.value <= fedmf.sensitivity(
         C, fedmf.Participation(rounds=ROUNDS, schema="every_round")
     ).value  # fmt: skip
 
@@ -133,11 +133,11 @@ def test_a_statement_of_saved_values_needs_no_class(once_an_epoch, plan):
 def test_config_plans_with_it(plan):
     config = fedmf.PlanConfig.of(plan)
     assert (config.schema, config.min_sep, config.max_participations) == ("once_an_epoch", None, 3)
-    fitted = fedmf.PlanConfig(
+    fitted_mechanism = fedmf.PlanConfig(
         rounds=ROUNDS, schema="once_an_epoch", max_participations=EPOCHS, family="toeplitz",
         bands=3, epsilon=4.0, delta=1e-6,
     )  # fmt: skip
-    assert fedmf.PlanConfig.from_json(fitted.to_json()).plan().stddev == plan.stddev
+    assert fedmf.PlanConfig.from_json(fitted_mechanism.to_json()).plan().stddev == plan.stddev
 
 
 def test_commands_take_it(plan, tmp_path):
@@ -171,21 +171,28 @@ def any_rounds():
 @pytest.mark.usefixtures("any_rounds")
 def test_the_limits_hold_although_the_rule_allows_all_rounds():
     """Compares with min_sep, since the rule alone would have a larger sensitivity."""
-    free = fedmf.Participation(rounds=9, schema="any_rounds", min_sep=4)
-    same = fedmf.Participation(rounds=9, schema="min_sep", min_sep=4)
-    assert fedmf.sensitivity(np.eye(9), free).value == fedmf.sensitivity(np.eye(9), same).value
-    assert sorted(free.patterns()) == sorted(same.patterns())
-    controller = fedmf.ParticipationController(free, population=5, cohort_size=1, seed=0)
+    free_participation = fedmf.Participation(rounds=9, schema="any_rounds", min_sep=4)
+    min_sep_participation = fedmf.Participation(rounds=9, schema="min_sep", min_sep=4)
+    assert (
+        fedmf.sensitivity(np.eye(9), free_participation).value
+        == fedmf.sensitivity(np.eye(9), min_sep_participation).value
+    )
+    assert sorted(free_participation.patterns()) == sorted(min_sep_participation.patterns())
+    controller = fedmf.ParticipationController(
+        free_participation, population=5, cohort_size=1, seed=0
+    )
     run(controller)
-    assert all(map(same.allows, rounds_of_clients(controller.ledger).values()))
+    assert all(map(min_sep_participation.allows, rounds_of_clients(controller.ledger).values()))
 
 
 @pytest.mark.usefixtures("any_rounds")
 def test_controller_refuses_timer_jitter_without_a_timer():
-    free = fedmf.Participation(rounds=9, schema="any_rounds", min_sep=4)
+    free_participation = fedmf.Participation(rounds=9, schema="any_rounds", min_sep=4)
     jitter = DeviceBehavior(timer_jitter=1)
     with refusal("timer_jitter=1 .*schema='any_rounds' has none; leave it out"):
-        fedmf.ParticipationController(free, population=5, cohort_size=1, seed=0, behavior=jitter)
+        fedmf.ParticipationController(
+            free_participation, population=5, cohort_size=1, seed=0, behavior=jitter
+        )
 
 
 def test_the_first_rounds_alone_have_no_guarantee(plan, participation):

@@ -31,10 +31,10 @@ def participations(draw, max_rounds=9):
 @given(participations())
 def test_allows_exactly_the_sets_of_the_definition(participation):
     """Compares with the definitions, such as banded paper, Def. 1, for min_sep."""
-    allowed = set(allowed_sets(participation))
+    allowed_round_sets = set(allowed_sets(participation))
     for size in range(1, participation.rounds + 1):
         for rounds in itertools.combinations(range(participation.rounds), size):
-            assert participation.allows(reversed(rounds)) == (rounds in allowed)
+            assert participation.allows(reversed(rounds)) == (rounds in allowed_round_sets)
 
 
 @given(participations())
@@ -90,10 +90,10 @@ def test_construction_copies_and_replacement_keep_the_schema_class(participation
         assert hash(twin) == hash(participation)
         assert repr(twin) == repr(participation)
     rounds = participation.rounds
-    changed = dataclasses.replace(
+    changed_participation = dataclasses.replace(
         participation, schema="single", min_sep=None, max_participations=None
     )
-    assert changed == Participation(rounds=rounds, schema="single")
+    assert changed_participation == Participation(rounds=rounds, schema="single")
 
 
 def test_pickles_from_before_schema_classes_load():

@@ -20,7 +20,7 @@ def test_allows_each_finds_the_clients_whose_rounds_are_allowed(participation, c
     ledger = ledger_of([sorted(cohort) for cohort in cohorts])
     clients, rounds = ledger.clients()
     # The definitions of the schemas, client by client.
-    allowed = set(allowed_sets(participation))
+    allowed_round_sets = set(allowed_sets(participation))
     rounds_by_client = {
         client: tuple(t for t, cohort in enumerate(cohorts) if client in cohort)
         for client in clients.tolist()
@@ -28,9 +28,13 @@ def test_allows_each_finds_the_clients_whose_rounds_are_allowed(participation, c
     assert clients.tolist() == sorted(set().union(*cohorts))
     expected_rounds = list(rounds_by_client.values())
     assert [tuple(rounds.of(i).tolist()) for i in range(len(clients))] == expected_rounds
-    assert participation.allows_each(rounds).tolist() == [t in allowed for t in expected_rounds]
-    noncompliant = [client for client, t in rounds_by_client.items() if t not in allowed]
-    assert ledger.noncompliant(participation).tolist() == noncompliant
+    assert participation.allows_each(rounds).tolist() == [
+        t in allowed_round_sets for t in expected_rounds
+    ]
+    noncompliant_clients = [
+        client for client, t in rounds_by_client.items() if t not in allowed_round_sets
+    ]
+    assert ledger.noncompliant(participation).tolist() == noncompliant_clients
 
 
 def test_allows_each_refuses_rounds_after_the_last_one():

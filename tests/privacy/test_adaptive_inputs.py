@@ -83,6 +83,6 @@ def test_noise_whose_covariance_depends_on_a_draw_loses_more(adaptive):
     rng = np.random.default_rng(6)
     # An update of norm 1 has this share along the first release, and the remainder has noise 1.
     share = 1.0 if adaptive else rng.beta(0.5, (d - 1) / 2, TRIALS)
-    squared = (1.0 - share + share / eta**2) / SIGMA**2
-    losses = np.sqrt(squared) * rng.standard_normal(TRIALS) + squared / 2
+    squared_shift = (1.0 - share + share / eta**2) / SIGMA**2
+    losses = np.sqrt(squared_shift) * rng.standard_normal(TRIALS) + squared_shift / 2
     assert (delta_of(losses) <= CLAIMED + ERROR) != adaptive

@@ -238,8 +238,8 @@ def test_the_event_of_poisson_sampling_is_that_of_example_f1():
 
     plan = sampled(UNEVEN, POISSON)
     assert plan.sampling.partitions == 4
-    largest = np.linalg.norm(plan.mechanism.encoder(), axis=0).max()
-    sigma = plan.stddev / largest
+    largest_norm = np.linalg.norm(plan.mechanism.encoder(), axis=0).max()
+    sigma = plan.stddev / largest_norm
     assert per_query_noise_multiplier(plan) == pytest.approx(sigma, rel=1e-12)
     poisson = dp_event(plan).event
     assert isinstance(poisson, dp_accounting.PoissonSampledDpEvent)
@@ -310,12 +310,12 @@ def test_deltas_of_random_allocation_are_those_of_simulated_releases(mechanism, 
     multiplier = per_query_noise_multiplier(plan)
     claims = allocation_law(multiplier, 4, 2).deltas(epsilon)
     controls = allocation_law(multiplier, 8, 2).deltas(epsilon)
-    for simulated, claim, control in zip(simulated_deltas, claims, controls, strict=True):
-        assert simulated <= claim + error
+    for simulated_delta, claim, control in zip(simulated_deltas, claims, controls, strict=True):
+        assert simulated_delta <= claim + error
         if exact:
-            assert claim - error <= simulated * 1.002
+            assert claim - error <= simulated_delta * 1.002
             # Negative control: twice the positions would claim too little.
-            assert control < simulated - error
+            assert control < simulated_delta - error
 
 
 def test_sampling_every_client_gives_no_amplification():

@@ -66,13 +66,21 @@ def test_rounding_is_to_the_attackers_side(mu):
     with mpmath.workdps(60):
         for x in np.linspace(-37.4, 8.2, 80):
             false_rate = float(mpmath.ncdf(x))
-            exact = mpmath.ncdf(mpmath.mpf(float(x)) + mu)
+            exact_advantage = mpmath.ncdf(mpmath.mpf(float(x)) + mu)
             true_rate = risk.true_positive_rate(false_rate)
             assert max(false_rate, previous_rate) <= true_rate <= 1
-            assert exact * (1 - mpmath.mpf(2) ** -53) <= true_rate <= exact * (1 + 1e-7)
+            assert (
+                exact_advantage * (1 - mpmath.mpf(2) ** -53)
+                <= true_rate
+                <= exact_advantage * (1 + 1e-7)
+            )
             previous_rate = true_rate
-        exact = 2 * mpmath.ncdf(mpmath.mpf(mu) / 2) - 1
-        assert exact * (1 - mpmath.mpf(2) ** -53) <= risk.advantage <= exact * (1 + 1e-8)
+        exact_advantage = 2 * mpmath.ncdf(mpmath.mpf(mu) / 2) - 1
+        assert (
+            exact_advantage * (1 - mpmath.mpf(2) ** -53)
+            <= risk.advantage
+            <= exact_advantage * (1 + 1e-8)
+        )
     assert AttackRisk(mu=mu).true_positive_rate(5e-324) >= 5e-324
 
 
@@ -179,8 +187,10 @@ def test_the_risk_bounds_the_farthest_outputs_of_random_plans(rounds, min_sep, e
         mechanism,
         noise_multiplier=noise,
     )
-    attained = sensitivity_of_nonnegative(mechanism.encoder(), random_plan.participation)
-    farthest = attained * random_plan.clip_norm / random_plan.stddev
+    attained_sensitivity_value = sensitivity_of_nonnegative(
+        mechanism.encoder(), random_plan.participation
+    )
+    farthest = attained_sensitivity_value * random_plan.clip_norm / random_plan.stddev
     risk = attack_risk(random_plan)
     assert risk.mu >= farthest * (1 - 1e-9)
     for a in (1e-6, 0.01, 0.5):
@@ -335,14 +345,16 @@ def test_a_pinned_config_has_the_noise_of_its_target(target):
 
 
 def test_the_achieved_guarantee_has_its_risk():
-    planned = plan(TWICE)
-    broken_audit = fedmf.audit_ledger(ledger_of([[0], [0], [0], [3], [0], [1], [2], [3]]), planned)
+    tested_plan = plan(TWICE)
+    broken_audit = fedmf.audit_ledger(
+        ledger_of([[0], [0], [0], [3], [0], [1], [2], [3]]), tested_plan
+    )
     achieved_risk = broken_audit.values()["attack_risk_achieved"]
     assert achieved_risk["mu"] == pytest.approx(
-        attack_risk(planned).mu * math.sqrt(2)
+        attack_risk(tested_plan).mu * math.sqrt(2)
     )  # 4 rounds for 2
     assert broken_audit.statement_values()["attack"]["advantage"] == achieved_risk["advantage"]
-    empty_audit = fedmf.audit_ledger(ledger_of([[]] * 8), planned)
+    empty_audit = fedmf.audit_ledger(ledger_of([[]] * 8), tested_plan)
     assert empty_audit.values()["attack_risk_achieved"]["advantage"] == 0
 
 
@@ -363,8 +375,10 @@ def test_lines_are_rounded_to_the_attackers_side(epsilon, delta):
     pairs = ((epsilon, delta),)
     risk = AttackRisk(mu=math.inf, pairs=pairs)
     for rate in (0.0, 1e-300, 1e-17, 1e-9, 0.2, 1 - 1e-9, 1.0):
-        exact = pairs_bound(pairs, rate)
-        assert exact <= risk.true_positive_rate(rate) <= min(1, exact * (1 + 1e-8) + 2e-15)
+        exact_rate = pairs_bound(pairs, rate)
+        assert (
+            exact_rate <= risk.true_positive_rate(rate) <= min(1, exact_rate * (1 + 1e-8) + 2e-15)
+        )
 
 
 def test_little_noise_on_most_clients_has_a_risk():

@@ -87,14 +87,14 @@ def test_simulated_schemes_are_choices(quick, sampling):
 
 def test_the_failure_of_a_choice_is_that_of_all_its_calibrations(few):
     search = dataclasses.replace(few.search, sampling="min-sep-poisson")
-    simulated = dataclasses.replace(few, search=search, rows=few.rows * 3)
-    assert simulated.summary()["failure"] == pytest.approx(3 * 2 * 10 * 1e-10)
+    simulated_choice = dataclasses.replace(few, search=search, rows=few.rows * 3)
+    assert simulated_choice.summary()["failure"] == pytest.approx(3 * 2 * 10 * 1e-10)
     assert few.failure == 0
 
 
 def test_as_many_bands_as_an_epoch_has_rounds_are_not_amplified(few, search):
     row = few.rows[-1]
-    dense = search.dense()
+    dense_row = search.dense()
     assert (row.bands, row.amplified, row.probability, row.compositions) == (16, False, 1.0, 4)
     unamplified_multiplier = gaussian_noise_multiplier(2.0, 1e-6)
     assert row.per_query_noise_multiplier == pytest.approx(2 * unamplified_multiplier, rel=1e-9)
@@ -104,8 +104,8 @@ def test_as_many_bands_as_an_epoch_has_rounds_are_not_amplified(few, search):
         close_row for close_row in few.rows if close_row.rmse <= 1.01 * few.best.rmse
     )
     # The dense optimum is the best without amplification.
-    assert (dense.family, dense.amplified) == ("dense", False)
-    assert dense.rmse <= row.rmse
+    assert (dense_row.family, dense_row.amplified) == ("dense", False)
+    assert dense_row.rmse <= row.rmse
 
 
 def test_random_allocation_costs_less_noise_than_poisson_sampling(few):

@@ -60,22 +60,24 @@ def test_the_docs_have_the_errors_of_three_million_clients(family):
     cells = " | ".join(f"{row.effective_rmse:.5f}" for row in rows)
     assert f"| {family} | {cells} |" in PAGE.read_text()
     # The last printed digit may differ by one, because another program fitted them.
-    for row, printed in zip(rows, PUBLISHED[family], strict=True):
-        assert abs(row.effective_rmse - printed) <= 1.01e-5
+    for row, printed_error in zip(rows, PUBLISHED[family], strict=True):
+        assert abs(row.effective_rmse - printed_error) <= 1.01e-5
 
 
 @pytest.mark.slow
 def test_a_row_is_the_plan_that_its_options_make():
-    small = {"rounds": 32, "min_sep": 8, "cohort_size": 20}
-    rows = compared(None, (1.0, 4.0), population=400, schemes=("poisson",), bands=4, **small)
+    small_sizes = {"rounds": 32, "min_sep": 8, "cohort_size": 20}
+    rows = compared(None, (1.0, 4.0), population=400, schemes=("poisson",), bands=4, **small_sizes)
     names = [row.name for row in rows[::2]]
     assert names == ["identity", "tree", "blt", "banded", "banded, poisson"]
     for row in rows:
         options = (
-            {"sampling": row.sampling, "population": 400, "bands": 4} if row.sampling else small
+            {"sampling": row.sampling, "population": 400, "bands": 4}
+            if row.sampling
+            else small_sizes
         )
         if row.name == "banded":
-            options = small | {"bands": 4}
+            options = small_sizes | {"bands": 4}
         config = PlanConfig(
             **{"rounds": 32, "cohort_size": 20} | options,
             family=row.family,
@@ -94,9 +96,9 @@ def test_a_row_is_the_plan_that_its_options_make():
 def test_a_family_that_memory_cannot_hold_is_left_out_unless_it_is_named(monkeypatch):
     monkeypatch.setattr(comparison, "DEFAULT_FAMILIES", ("tree", "identity"))
     options = "--rounds 30000 --min-sep 10000 --cohort-size 2 --population 20000 --epsilon 8"
-    printed = printed_by(f"fedmf plan compare {options}")
-    assert [row["family"] for row in printed["rows"]] == ["identity"]
-    assert "the full decoder of this tree would take" in printed["left_out"]["tree"]
+    printed_values = printed_by(f"fedmf plan compare {options}")
+    assert [row["family"] for row in printed_values["rows"]] == ["identity"]
+    assert "the full decoder of this tree would take" in printed_values["left_out"]["tree"]
     with pytest.raises(checks.TooLargeForMemory, match="the full decoder of this tree"):
         compared(["identity", "tree"], (8.0,), rounds=30_000, min_sep=10_000, cohort_size=2)
 
@@ -116,9 +118,9 @@ def test_the_command_says_what_check_ins_allow(tmp_path):
         "plan compare --rounds 16 --population 80 --cohort-size 10 --availability every:3days "
         f"--epsilon 8 --epsilon 1 2,4 --family identity --family blt --out {tmp_path}/c.png"
     )
-    printed = printed_by(f"fedmf {words}")
-    assert printed["min_sep"] == printed["check_ins"]["min_sep"] == 8
-    assert [row["epsilon"] for row in printed["rows"]] == [1, 2, 4, 8] * 2
+    printed_values = printed_by(f"fedmf {words}")
+    assert printed_values["min_sep"] == printed_values["check_ins"]["min_sep"] == 8
+    assert [row["epsilon"] for row in printed_values["rows"]] == [1, 2, 4, 8] * 2
     assert (tmp_path / "c.png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -59,11 +59,11 @@ def test_a_plain_name_is_left_as_it_is(name):
 
 def statement_of(name, folder):
     """Returns a statement with the name in every place of a name."""
-    log = folder / "log.csv"
+    log_path = folder / "log.csv"
     quoted = name.replace('"', '""')
     # The id of a client has no line end at its ends.
-    log.write_text(f'client,round\n"{quoted}x",0\n"{quoted}x",1\n')
-    values = fedmf.audit_log(log, plan(APART)).statement_values(
+    log_path.write_text(f'client,round\n"{quoted}x",0\n"{quoted}x",1\n')
+    values = fedmf.audit_log(log_path, plan(APART)).statement_values(
         subject=Subject(system="run", task=name, data=name, folder=name),
         pretraining=name,
         commands=["fedmf audit run x"],

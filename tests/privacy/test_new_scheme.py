@@ -89,8 +89,8 @@ def bernoulli():
 
 @pytest.fixture
 def plan(bernoulli):
-    once = fedmf.Participation(rounds=ROUNDS, schema="single")
-    mechanism = fedmf.fit(fedmf.prefix_sum(ROUNDS), once, family="identity")
+    single_participation = fedmf.Participation(rounds=ROUNDS, schema="single")
+    mechanism = fedmf.fit(fedmf.prefix_sum(ROUNDS), single_participation, family="identity")
     sampling = bernoulli(population=POPULATION, cohort_size=COHORT)
     return fedmf.calibrate(mechanism, None, epsilon=2.0, delta=1e-6, sampling=sampling)
 
@@ -140,9 +140,9 @@ def test_the_command_line_takes_a_scheme_from_outside(plan, tmp_path):
     plan.mechanism.save(tmp_path / "identity.npz")
     size = f"--rounds {ROUNDS} --population {POPULATION} --cohort-size {COHORT}"
     scheme = f"{size} --sampling bernoulli"
-    printed = printed_by(f"calibrate {tmp_path}/identity.npz {scheme} --epsilon 2")
-    assert printed["sampling"]["scheme"] == "Bernoulli"
-    assert printed["stddev"] == plan.stddev
+    printed_values = printed_by(f"calibrate {tmp_path}/identity.npz {scheme} --epsilon 2")
+    assert printed_values["sampling"]["scheme"] == "Bernoulli"
+    assert printed_values["stddev"] == plan.stddev
     repeated = printed_by(calibrate_command(plan, str(tmp_path / "identity.npz")))
     assert repeated["statement_values"]["guarantee"] == statement_values(plan)["guarantee"]
     forecast = printed_by(f"plan participation {scheme}")

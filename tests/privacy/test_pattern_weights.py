@@ -75,10 +75,12 @@ def test_the_bound_is_the_largest_weight_of_all_patterns(data):
         C[t : t + reach, t] = columns[t, :reach]
     p = data.draw(st.floats(0.05, 0.95), "p")
     advance = data.draw(st.floats(-1.0, 1.0), "advance")
-    largest = max(
-        log_weight(together, C, b, p, advance)
-        for together in itertools.combinations_with_replacement(list(patterns(rounds, b, p)), K)
+    largest_weight = max(
+        log_weight(patterns_together, C, b, p, advance)
+        for patterns_together in itertools.combinations_with_replacement(
+            list(patterns(rounds, b, p)), K
+        )
     )
     products = MinSepLosses(columns, b, p).products
     bound = largest_log_factor(products, b, p, order=K, advance=advance)
-    assert largest == pytest.approx(bound, abs=1e-7)
+    assert largest_weight == pytest.approx(bound, abs=1e-7)

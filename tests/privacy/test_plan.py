@@ -127,9 +127,9 @@ class TestEpsilon:
         [0.0, 5e-324, 1e-200, 1e-3, 0.011, 0.05, 0.3, 3.0, 1e3, 1e6, 1e12, 1e150, 1e200, 1e308],
     )
     def test_epsilon_of_extreme_noise_is_an_upper_bound_within_seconds(self, sigma, delta):
-        started = time.perf_counter()
+        start_time = time.perf_counter()
         epsilon = gaussian_epsilon(sigma, delta)
-        assert time.perf_counter() - started < 15
+        assert time.perf_counter() - start_time < 15
         assert epsilon >= 0
         if math.isfinite(epsilon):
             # (epsilon, delta) is really met. 1e-9 of epsilon is the accountant's own rounding.
@@ -166,28 +166,31 @@ class TestPlan:
         assert dp_event(scaled_plan).noise_multiplier == 0.7
 
     def test_a_simulation_has_the_noise_and_the_guarantee_of_the_claimed_cohort(self):
-        claimed = plan()
-        simulated = claimed.simulating(simulated=np.int64(10), claimed=100)
-        assert simulated.stddev == pytest.approx(claimed.stddev / 10, rel=1e-14)
+        claimed_plan = plan()
+        simulating_plan = claimed_plan.simulating(simulated=np.int64(10), claimed=100)
+        assert simulating_plan.stddev == pytest.approx(claimed_plan.stddev / 10, rel=1e-14)
         # The noise on the mean is that of the claimed cohort.
-        assert simulated.stddev / 10 == pytest.approx(claimed.stddev / 100, rel=1e-14)
-        assert simulated.noise_multiplier == 2.0
-        assert (simulated.epsilon, simulated.rho) == (claimed.epsilon, claimed.rho)
-        summary = json.loads(json.dumps(plan_summary(simulated), allow_nan=False))
+        assert simulating_plan.stddev / 10 == pytest.approx(claimed_plan.stddev / 100, rel=1e-14)
+        assert simulating_plan.noise_multiplier == 2.0
+        assert (simulating_plan.epsilon, simulating_plan.rho) == (
+            claimed_plan.epsilon,
+            claimed_plan.rho,
+        )
+        summary = json.loads(json.dumps(plan_summary(simulating_plan), allow_nan=False))
         assert (summary["simulated_cohort"], summary["claimed_cohort"]) == (10, 100)
-        assert summary["stddev"] == simulated.stddev
-        assert summary["sensitivity"]["value"] == claimed.sensitivity.value
+        assert summary["stddev"] == simulating_plan.stddev
+        assert summary["sensitivity"]["value"] == claimed_plan.sensitivity.value
         assert summary["neighbouring_relation"] == "zero-out"
-        assert type(simulated.simulation.simulated) is int
-        assert cohort_scale(claimed) == 1
-        assert claimed.simulation is None
+        assert type(simulating_plan.simulation.simulated) is int
+        assert cohort_scale(claimed_plan) == 1
+        assert claimed_plan.simulation is None
 
     def test_a_simulation_with_a_budget_states_the_clients_that_it_needs(self):
         # A budget of two rounds: nobody is in more than 2 of 8.
         budget = fedmf.Participation(rounds=8, schema="budget", budget=2**0.5)
-        claimed = plan(participation=budget, mechanism=IdentityMechanism(rounds=8))
-        simulated = claimed.simulating(simulated=10, claimed=100)
-        simulation = statement_values(simulated, population=300)["simulation"]
+        claimed_plan = plan(participation=budget, mechanism=IdentityMechanism(rounds=8))
+        simulating_plan = claimed_plan.simulating(simulated=10, claimed=100)
+        simulation = statement_values(simulating_plan, population=300)["simulation"]
         assert simulation["population_needed"] == 400
 
     @pytest.mark.parametrize(
@@ -230,11 +233,11 @@ class TestPlan:
         """The noise added to the sum is N Z times stddev."""
         C = np.tril(np.ones((4, 4)))
         unscaled = plan(mechanism=DenseMechanism(matrix=C))
-        scaled = plan(mechanism=DenseMechanism(matrix=C * scale))
+        scaled_plan = plan(mechanism=DenseMechanism(matrix=C * scale))
         # Some kernels round entries that are 0 to 1e-16.
         noise = unscaled.mechanism.noising() * unscaled.stddev
         np.testing.assert_allclose(
-            scaled.mechanism.noising() * scaled.stddev, noise, rtol=1e-12, atol=1e-12
+            scaled_plan.mechanism.noising() * scaled_plan.stddev, noise, rtol=1e-12, atol=1e-12
         )
 
 
@@ -245,8 +248,8 @@ def test_a_sampled_simulation_is_accounted_for_the_claimed_cohort():
     """With the sampling of the small cohort the epsilon of the claimed one came out several times
     too small.
     """
-    claimed = dataclasses.replace(POISSON, cohort_size=1000)
-    claimed_plan = plan(participation=None, sampling=claimed)
-    simulated = claimed_plan.simulating(simulated=100, claimed=1000)
-    assert simulated.epsilon == claimed_plan.epsilon
-    assert simulated.epsilon > 3 * plan(participation=None, sampling=POISSON).epsilon
+    claimed_scheme = dataclasses.replace(POISSON, cohort_size=1000)
+    claimed_plan = plan(participation=None, sampling=claimed_scheme)
+    simulating_plan = claimed_plan.simulating(simulated=100, claimed=1000)
+    assert simulating_plan.epsilon == claimed_plan.epsilon
+    assert simulating_plan.epsilon > 3 * plan(participation=None, sampling=POISSON).epsilon

@@ -74,25 +74,25 @@ def written_log(rounds, here):
     rows = [
         f"c{client},{t + 1}\n" for t, cohort in enumerate(COHORTS[:rounds]) for client in cohort
     ]
-    log = here / "a log.csv"
-    log.write_text("device,round\n" + "".join(rows))
-    return log
+    log_path = here / "a log.csv"
+    log_path.write_text("device,round\n" + "".join(rows))
+    return log_path
 
 
 def of_log(tested_plan, rounds, here):
-    log = written_log(max(rounds, 1), here)  # a log without a row is no log
+    log_path = written_log(max(rounds, 1), here)  # a log without a row is no log
     form = fedmf.LogForm(client_column="device", first_round=1)
-    return fedmf.audit_log(log, tested_plan, form=form, rounds_run=max(rounds, 1)).statement()
+    return fedmf.audit_log(log_path, tested_plan, form=form, rounds_run=max(rounds, 1)).statement()
 
 
 def of_log_in_a_shell(tested_plan, rounds, here):
-    log = written_log(max(rounds, 1), here)
+    log_path = written_log(max(rounds, 1), here)
     clip_norm = tested_plan.clip_norm
     noise = f"--noise-multiplier {tested_plan.noise_multiplier} --clip-norm {clip_norm}"
     options = f"--client-column device --first-round 1 --rounds-run {max(rounds, 1)}"
     statement = here / "its statement.md"
     program(
-        f"audit log '{log}' mechanism.npz --rounds {ROUNDS} --min-sep 3 {noise} {options}",
+        f"audit log '{log_path}' mechanism.npz --rounds {ROUNDS} --min-sep 3 {noise} {options}",
         f"--statement '{statement}'",
     )
     return statement.read_text()

@@ -47,7 +47,7 @@ def largest_change(plan, bit):
     each divided by the standard deviation of its Z.
     """
     C = plan.mechanism.encoder()
-    largest = 0.0
+    largest_norm = 0.0
     update_noise = plan.stddev / plan.clip_norm
     bit_noise = bit_stddev(plan)
     for pattern in plan.participation.patterns():
@@ -56,8 +56,8 @@ def largest_change(plan, bit):
             streams = np.zeros((ROUNDS, 2))
             streams[list(pattern), 0] = np.array(signs) / update_noise
             streams[list(pattern), 1] = np.array(signs) * bit / bit_noise
-            largest = max(largest, float(np.linalg.norm(C @ streams)))
-    return largest
+            largest_norm = max(largest_norm, float(np.linalg.norm(C @ streams)))
+    return largest_norm
 
 
 @pytest.mark.parametrize("mechanism", ["identity", "banded", "tree full"])
@@ -77,27 +77,31 @@ def test_a_bit_that_is_not_centred_costs_more_than_planned():
 def test_the_guarantee_is_that_of_a_constant_clip_norm():
     clipping = QuantileClipping(share=0.04)
     constant = plan_of(None)
-    adaptive = plan_of(clipping)
-    assert (adaptive.epsilon, adaptive.rho) == (constant.epsilon, constant.rho)
-    assert dp_event(adaptive) == dp_event(constant)
-    assert adaptive.stddev == pytest.approx(constant.stddev / math.sqrt(0.96))
-    assert bit_stddev(adaptive) == pytest.approx(2.5 * constant.stddev / constant.clip_norm)
-    assert (bit_stddev(constant), noise_size(constant, 7), noise_size(adaptive, 7)) == (0.0, 7, 8)
-    simulated = adaptive.simulating(simulated=10, claimed=100)
-    assert bit_stddev(simulated) == pytest.approx(bit_stddev(adaptive) / 10)
+    adaptive_plan = plan_of(clipping)
+    assert (adaptive_plan.epsilon, adaptive_plan.rho) == (constant.epsilon, constant.rho)
+    assert dp_event(adaptive_plan) == dp_event(constant)
+    assert adaptive_plan.stddev == pytest.approx(constant.stddev / math.sqrt(0.96))
+    assert bit_stddev(adaptive_plan) == pytest.approx(2.5 * constant.stddev / constant.clip_norm)
+    assert (bit_stddev(constant), noise_size(constant, 7), noise_size(adaptive_plan, 7)) == (
+        0.0,
+        7,
+        8,
+    )
+    simulating_plan = adaptive_plan.simulating(simulated=10, claimed=100)
+    assert bit_stddev(simulating_plan) == pytest.approx(bit_stddev(adaptive_plan) / 10)
 
 
 def test_sampling_amplifies_both_streams_as_it_does_one():
     """Theorem 4 of the banded paper is about vectors of bounded norm, and both streams are one."""
     scheme = fedmf.CyclicPoisson(population=1200, cohort_size=10)
-    constant, adaptive = (
+    constant_plan, adaptive_plan = (
         plan_of(clipping, participation=None, sampling=scheme)
         for clipping in (None, QuantileClipping(share=0.3))
     )
-    assert adaptive.epsilon == constant.epsilon < unamplified_epsilon(constant)
-    update_noise = adaptive.stddev / adaptive.clip_norm
-    inverse_square = update_noise**-2 + (2 * bit_stddev(adaptive)) ** -2
-    assert inverse_square == pytest.approx(unit_noise(constant) ** -2)
+    assert adaptive_plan.epsilon == constant_plan.epsilon < unamplified_epsilon(constant_plan)
+    update_noise = adaptive_plan.stddev / adaptive_plan.clip_norm
+    inverse_square = update_noise**-2 + (2 * bit_stddev(adaptive_plan)) ** -2
+    assert inverse_square == pytest.approx(unit_noise(constant_plan) ** -2)
 
 
 def test_both_streams_are_stated():

@@ -30,7 +30,7 @@ def integrals(sigma, positions, epsilon, top, cells=2**21):
     rounded_down = h * np.arange(cells)
     rounded_up = rounded_down + positions * h
     # The mass beyond the grid, and the rounding of the transform.
-    beyond = max(0.0, 1 - present.sum()) + 1e-11
+    mass_beyond = max(0.0, 1 - present.sum()) + 1e-11
     high = positions * math.exp(epsilon)
     low = positions * math.exp(-epsilon)
     remove_low, remove_high = (
@@ -38,7 +38,7 @@ def integrals(sigma, positions, epsilon, top, cells=2**21):
         for x in (rounded_down, rounded_up)
     )
     add_low, add_high = (absent @ np.maximum(0, 1 - x / low) for x in (rounded_up, rounded_down))
-    return (remove_low - 1e-11, remove_high + beyond), (add_low - 1e-11, add_high + 1e-11)
+    return (remove_low - 1e-11, remove_high + mass_beyond), (add_low - 1e-11, add_high + 1e-11)
 
 
 @pytest.mark.parametrize(
@@ -122,9 +122,9 @@ def test_the_tail_keeps_its_relative_accuracy(sigma, epsilon):
     remove = weight @ call / 2
     add = weight @ put * math.exp(epsilon) / 2
     deltas = allocation_law(sigma, 2, 1).deltas(epsilon)
-    for delta, exact in zip(deltas, (remove, add), strict=True):
-        if exact > 1e-15:
-            assert exact * (1 - 1e-9) <= delta <= 1.01 * exact
+    for delta, exact_delta in zip(deltas, (remove, add), strict=True):
+        if exact_delta > 1e-15:
+            assert exact_delta * (1 - 1e-9) <= delta <= 1.01 * exact_delta
 
 
 @pytest.mark.parametrize(
@@ -132,9 +132,9 @@ def test_the_tail_keeps_its_relative_accuracy(sigma, epsilon):
     [(1.0, 1, 4.0), (1.3, 7, 9.0), (5.0, 100, 11.0), (20.0, 2047, 18.0)],
 )
 def test_one_position_has_the_deltas_of_the_gaussian(sigma, epochs, epsilon):
-    exact = gaussian_delta(sigma / math.sqrt(epochs), epsilon)
+    exact_delta = gaussian_delta(sigma / math.sqrt(epochs), epsilon)
     for delta in allocation_law(sigma, 1, epochs).deltas(epsilon):
-        assert exact * (1 - 1e-13) <= delta <= 1.01 * exact
+        assert exact_delta * (1 - 1e-13) <= delta <= 1.01 * exact_delta
     bound = random_allocation_epsilon(sigma, 1e-12, positions=1, epochs=epochs)
     assert bound == gaussian_epsilon(sigma / math.sqrt(epochs), 1e-12)
 

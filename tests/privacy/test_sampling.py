@@ -65,9 +65,9 @@ def test_the_participation_is_the_most_that_sampling_can_do(
 def test_long_toeplitz_encoders_are_accounted_without_their_matrix(monkeypatch):
     column = np.array([1.0, 0.5, 0.25, 0.125])
     toeplitz = ToeplitzMechanism(rounds=11, coefficients=column)
-    dense = DenseMechanism(matrix=toeplitz.encoder())
-    expected = [bin_gram(dense, bins) for bins in (1, 3, 4, 11)]
-    assert proven_bands(dense) == 4
+    dense_mechanism = DenseMechanism(matrix=toeplitz.encoder())
+    expected = [bin_gram(dense_mechanism, bins) for bins in (1, 3, 4, 11)]
+    assert proven_bands(dense_mechanism) == 4
     monkeypatch.setattr(ToeplitzMechanism, "encoder", lambda self: pytest.fail("a dense encoder"))
     assert proven_bands(toeplitz) == 4
     for bins, gram in zip((1, 3, 4, 11), expected, strict=True):

@@ -136,7 +136,7 @@ def test_deltas_are_those_of_the_oracles(case):
     make_losses, deltas = EXACT.get(case) or SIMULATED[case]
     oracle_error = 0 if case in EXACT else 0.005
     losses = make_losses()
-    added = add_sample(losses, 2**17, SEARCH)
+    added_sample = add_sample(losses, 2**17, SEARCH)
     for order in (1, 2, 3):
         removed = remove_sample(losses, order, 2**16, SEARCH)
         for epsilon, (remove, add) in deltas.items():
@@ -144,8 +144,8 @@ def test_deltas_are_those_of_the_oracles(case):
             error = math.hypot(math.sqrt(mean_square / removed.size), oracle_error * remove)
             assert abs(mean - remove) <= FAR * error + 5e-6
             if add:
-                error = math.hypot(math.sqrt(add / len(added.loss)), oracle_error * add)
-                assert abs(added.estimate(epsilon, (0.0, -1.0)) - add) <= FAR * error
+                error = math.hypot(math.sqrt(add / len(added_sample.loss)), oracle_error * add)
+                assert abs(added_sample.estimate(epsilon, (0.0, -1.0)) - add) <= FAR * error
 
 
 class TestBounds:
@@ -180,8 +180,8 @@ class TestBounds:
         """Negative control: a bound for adding a client is below half of the delta of removing it,
         .04228.
         """
-        added = add_sample(EXACT["min-sep"][0](), 2**16, SEARCH)
-        assert added.bound(1.0, (0.0, -1.0), self.failure) < 0.04228 / 2
+        added_sample = add_sample(EXACT["min-sep"][0](), 2**16, SEARCH)
+        assert added_sample.bound(1.0, (0.0, -1.0), self.failure) < 0.04228 / 2
 
     @pytest.mark.parametrize("epsilon", [2.0, 4.0])
     def test_bounds_of_addition_cover_the_truth_beyond_all_samples(self, epsilon):

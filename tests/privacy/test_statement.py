@@ -89,10 +89,10 @@ def sampled(scheme_type=fedmf.CyclicPoisson, **changes):
 def audited(folder):
     """Returns the audit of a log in which one client took part too soon."""
     log_plan = plan(separated(12, 4), mechanism=two_bands(12), noise_multiplier=1.5)
-    log = folder / "log.csv"
+    log_path = folder / "log.csv"
     rows = [f"device-{t % 4},{t}\n" for t in range(9)]
-    log.write_text("".join(["client,round\n", *rows, "device-2,7\n"]))
-    return audit_log(log, log_plan, rounds_run=9)
+    log_path.write_text("".join(["client,round\n", *rows, "device-2,7\n"]))
+    return audit_log(log_path, log_plan, rounds_run=9)
 
 
 def golden_values(name, folder):
@@ -212,10 +212,10 @@ class TestObserved:
         text = point(audit.statement(), "Formal statement")
         assert "where at least 4 were planned. Nothing can be claimed." in text
         assert audit.statement_values()["group_privacy"] == []
-        once = ledger_of([[0], [0]])
+        broken_ledger = ledger_of([[0], [0]])
         # Clients with unknown rounds count as if they took part in every round, however few rounds
         # there were in the simulation.
-        assert audit_ledger(once, audit.planned).epsilon == audit.epsilon > plan().epsilon
+        assert audit_ledger(broken_ledger, audit.planned).epsilon == audit.epsilon > plan().epsilon
 
     @pytest.mark.parametrize(("population", "is_too_small"), [(40, False), (39, True)])
     def test_a_claimed_run_may_need_more_clients_than_there_are(self, population, is_too_small):

@@ -58,12 +58,12 @@ def printed_again(stated_plan, folder):
 
 def check(stated_plan, folder):
     """Checks that the printed command makes the same statement."""
-    printed = printed_again(stated_plan, folder)
-    assert printed["epsilon"] == plan_summary(stated_plan)["epsilon"]
-    assert printed["stddev"] == stated_plan.stddev
-    assert printed["statement"] == statement(stated_plan)
-    assert printed["statement_values"] == statement_values(stated_plan)
-    printed_summary = {name: printed[name] for name in plan_summary(stated_plan)}
+    printed_values = printed_again(stated_plan, folder)
+    assert printed_values["epsilon"] == plan_summary(stated_plan)["epsilon"]
+    assert printed_values["stddev"] == stated_plan.stddev
+    assert printed_values["statement"] == statement(stated_plan)
+    assert printed_values["statement_values"] == statement_values(stated_plan)
+    printed_summary = {name: printed_values[name] for name in plan_summary(stated_plan)}
     assert printed_summary == json.loads(json.dumps(plan_summary(stated_plan)))
 
 
@@ -116,8 +116,10 @@ def test_the_command_of_every_plan_repeats_its_statement(folder, stated_plan):
 def test_the_command_of_a_run_that_ends_early_repeats_its_statement(folder):
     stated_plan = stopped_after(plan(), 20)
     stated_plan.longer.mechanism.save(folder / "mechanism.npz")
-    printed = printed_by(calibrate_command(stated_plan))
-    assert printed["statement_values"] == json.loads(json.dumps(statement_values(stated_plan)))
+    printed_values = printed_by(calibrate_command(stated_plan))
+    assert printed_values["statement_values"] == json.loads(
+        json.dumps(statement_values(stated_plan))
+    )
     assert "--stop-after 20" in calibrate_command(stated_plan)
 
 
@@ -151,15 +153,15 @@ def test_a_log_with_groups_is_audited_by_the_printed_command(folder):
 def test_the_table_has_the_cohorts_of_a_simulation(folder):
     stated_plan = plan().simulating(simulated=7, claimed=90)
     stated_plan.mechanism.save(folder / "mechanism.npz")
-    printed = fedmf(calibrate_command(stated_plan).replace("--statement", "")).stdout
-    rows = dict(line.split(maxsplit=1) for line in printed.splitlines())
+    printed_text = fedmf(calibrate_command(stated_plan).replace("--statement", "")).stdout
+    rows = dict(line.split(maxsplit=1) for line in printed_text.splitlines())
     assert (rows["simulated_cohort"], rows["claimed_cohort"]) == ("7", "90")
     # Calibrated, the noise of the claimed run is scaled as well.
     target = f"calibrate mechanism.npz --rounds {ROUNDS} --min-sep 6 --epsilon 8"
-    claimed = printed_by(target)
-    printed = printed_by(f"{target} --cohort-size 7 --claimed-cohort 70")
-    assert printed["epsilon"] == claimed["epsilon"]
-    assert printed["stddev"] == pytest.approx(claimed["stddev"] / 10, rel=1e-14)
+    claimed_values = printed_by(target)
+    printed_text = printed_by(f"{target} --cohort-size 7 --claimed-cohort 70")
+    assert printed_text["epsilon"] == claimed_values["epsilon"]
+    assert printed_text["stddev"] == pytest.approx(claimed_values["stddev"] / 10, rel=1e-14)
 
 
 @pytest.mark.parametrize(

@@ -61,24 +61,26 @@ def test_the_noise_of_the_first_rounds_is_that_of_the_leading_block(mechanism, r
 def test_contributions_to_the_first_rounds_are_within_the_sensitivity(participation, seed, rounds):
     n = participation.rounds
     whole_plan = plan(participation, both_signs(n, seed))
-    stopped = stopped_after(whole_plan, min(rounds, n))
+    stopped_plan = stopped_after(whole_plan, min(rounds, n))
     C = whole_plan.mechanism.encoder()[: min(rounds, n), : min(rounds, n)]
-    attained = attained_sensitivity(C, stopped.participation, np.random.default_rng(0), starts=2)
+    attained_value = attained_sensitivity(
+        C, stopped_plan.participation, np.random.default_rng(0), starts=2
+    )
     # stddev / noise_multiplier is the accounted sensitivity.
-    assert unit_noise(stopped) / stopped.noise_multiplier >= attained * (1 - 1e-9)
-    assert stopped.stddev == pytest.approx(whole_plan.stddev, rel=1e-12)
+    assert unit_noise(stopped_plan) / stopped_plan.noise_multiplier >= attained_value * (1 - 1e-9)
+    assert stopped_plan.stddev == pytest.approx(whole_plan.stddev, rel=1e-12)
 
 
 def test_the_shorter_run_is_accounted_like_one_that_was_planned_so():
     participation = separated(64, 16)
     blt = fitted(participation, "blt", buffers=2)
     whole_plan = fedmf.calibrate(blt, participation, epsilon=6.0, delta=1e-6)
-    stopped = stopped_after(whole_plan, 20)
+    stopped_plan = stopped_after(whole_plan, 20)
     short = dataclasses.replace(blt, rounds=20, certificate=None, certificate_reason="shorter")
     value = fedmf.sensitivity(short, separated(20, 16)).value
-    assert stopped.stddev == pytest.approx(whole_plan.stddev, rel=1e-12)
-    assert stopped.noise_multiplier == pytest.approx(unit_noise(whole_plan) / value, rel=1e-12)
-    text = " ".join(statement(stopped).split())
+    assert stopped_plan.stddev == pytest.approx(whole_plan.stddev, rel=1e-12)
+    assert stopped_plan.noise_multiplier == pytest.approx(unit_noise(whole_plan) / value, rel=1e-12)
+    text = " ".join(statement(stopped_plan).split())
     assert "The mechanism has 64 rounds, and this is about the first 20 of them." in text
     assert "guarantee of all 64 rounds" in text
     assert "The mechanism has" not in statement(whole_plan)
@@ -86,11 +88,11 @@ def test_the_shorter_run_is_accounted_like_one_that_was_planned_so():
 
 @pytest.mark.parametrize("change", [{"clip_norm": 0.1}, {"noise_multiplier": 9.0}])
 def test_noise_that_is_not_that_of_all_rounds_is_refused(change):
-    stopped = stopped_after(plan(separated(8, 4)), 4)
+    stopped_plan = stopped_after(plan(separated(8, 4)), 4)
     with refusal(f"{next(iter(change))} changed in a plan of the first"):
-        dataclasses.replace(stopped, **change)
+        dataclasses.replace(stopped_plan, **change)
     with refusal("simulation changed"):
-        stopped.simulating(simulated=1, claimed=9)
+        stopped_plan.simulating(simulated=1, claimed=9)
 
 
 def test_fewer_participations_than_planned_achieve_a_smaller_epsilon():
@@ -106,11 +108,11 @@ def test_fewer_participations_than_planned_achieve_a_smaller_epsilon():
 
 def test_the_longer_run_is_stated_for_the_same_delta():
     whole_plan = plan(separated(8, 4))
-    longer = statement_values(dataclasses.replace(stopped_after(whole_plan, 4), delta=1e-9))[
+    longer_values = statement_values(dataclasses.replace(stopped_after(whole_plan, 4), delta=1e-9))[
         "longer"
     ]
     assert (
-        longer["epsilon"]
+        longer_values["epsilon"]
         == dataclasses.replace(whole_plan, delta=1e-9).epsilon
         > whole_plan.epsilon
     )

@@ -102,7 +102,7 @@ def flat(text):
 def test_a_statement_describes_its_kind_of_system_and_nothing_else(named_plan):
     ledger = ledger_of([[t % 4, 4 + t % 4] for t in range(ROUNDS)], None)
     audit = audit_ledger(ledger, named_plan)
-    private = named_plan.noise_multiplier > 0
+    is_private = named_plan.noise_multiplier > 0
     for name, system in SYSTEMS.items():
         values = statement_values(named_plan)
         if name != "plan":
@@ -114,12 +114,12 @@ def test_a_statement_describes_its_kind_of_system_and_nothing_else(named_plan):
         text = flat(markdown(values))
         for words in NEEDED[name]:
             about_noise = words in f"{system.generator} {system.verification}"
-            assert words in text or (about_noise and not private), (name, words)
+            assert words in text or (about_noise and not is_private), (name, words)
         for words, kinds in OURS.items():
             assert name in kinds or words not in text, (name, words)
-        assert private or "Gaussians are drawn" not in text
+        assert is_private or "Gaussians are drawn" not in text
         affects_nobody_else = "weakens its own guarantee and nobody else's." in text
-        assert affects_nobody_else == (private and named_plan.sampling is None)
+        assert affects_nobody_else == (is_private and named_plan.sampling is None)
 
 
 def summary_of(text):
@@ -201,9 +201,9 @@ def test_audits_know_what_they_are_of(tmp_path):
     controller = fedmf.ParticipationController(APART, population=9, cohort_size=2, seed=1)
     controller.cohort(0)
     assert controller.audit(named_plan).system == "controller"
-    log = tmp_path / "log.csv"
-    log.write_text("round,client\n0,ann\n")
-    assert "has read the log alone" in flat(fedmf.audit_log(log, named_plan).statement())
+    log_path = tmp_path / "log.csv"
+    log_path.write_text("round,client\n0,ann\n")
+    assert "has read the log alone" in flat(fedmf.audit_log(log_path, named_plan).statement())
     server = fedmf.Server(named_plan, shapes=[(1,)], clients_per_round=2, noise_seed=1)
     assert "`fedmf.Server` enforces this" in flat(server.statement())
     text = flat(controller.audit(named_plan).statement(system="pipeline"))
@@ -232,9 +232,9 @@ def test_without_noise_there_are_no_words_of_noise(named_plan):
 def test_canaries_count_as_clients_of_a_run():
     subject = Subject(system="run", task="emnist")
     with_canaries = flat(markdown(statement_values(plan(APART), subject=subject, canaries=3)))
-    without = flat(markdown(statement_values(plan(APART), subject=subject)))
+    text_without = flat(markdown(statement_values(plan(APART), subject=subject)))
     assert "task's client ids. Each canary counts as one client too." in with_canaries
-    assert "anary" not in without
+    assert "anary" not in text_without
 
 
 @pytest.mark.parametrize("finished", [None, "2026-11-28"])

@@ -165,11 +165,11 @@ def test_a_simulated_run_is_marked_where_others_are_honest(make_run):
 def _amplified(run):
     """Returns a run with sampling, planned for epsilon 2, and 12.6 for known cohorts."""
     sampling = {"scheme": "CyclicPoisson", "unamplified_epsilon": 12.6}
-    achieved = {"epsilon": 2.0, "unamplified_epsilon": 6.5, "rho": 2.9, "sensitivity": 1.0}
+    achieved_values = {"epsilon": 2.0, "unamplified_epsilon": 6.5, "rho": 2.9, "sensitivity": 1.0}
     return dataclasses.replace(
         run,
         plan=run.plan | {"sampling": sampling, "epsilon": 2.0, "rho": 2.975},
-        result=run.result | {"achieved": achieved},
+        result=run.result | {"achieved": achieved_values},
     )
 
 

@@ -99,12 +99,12 @@ class TestUnrecordedRounds:
         assert audit.contradictions == ()
         assert audit.unrecorded.startswith("rounds 6 to 10 are not in the record of participations")
         assert "resume the run, and audit it when it is done" in audit.unrecorded
-        out = tmp_path / "statement.md"
-        printed = printed_values(f"audit {copied} --statement {out}")
-        assert printed["epsilon_achieved"] == printed["epsilon_planned"]
-        assert printed["not_in_the_record"] == audit.unrecorded
-        assert printed["keeps_to_the_plan"] == "yes, as far as it is recorded"
-        text = " ".join(out.read_text().replace("\n> ", " ").split())
+        statement_path = tmp_path / "statement.md"
+        audit_values = printed_values(f"audit {copied} --statement {statement_path}")
+        assert audit_values["epsilon_achieved"] == audit_values["epsilon_planned"]
+        assert audit_values["not_in_the_record"] == audit.unrecorded
+        assert audit_values["keeps_to_the_plan"] == "yes, as far as it is recorded"
+        text = " ".join(statement_path.read_text().replace("\n> ", " ").split())
         assert "**Not all is recorded.** Rounds 6 to 10 are not in the record of part" in text
         assert "for the rounds that are not in the record, the same noise gives" in text
 
@@ -133,8 +133,8 @@ class TestUnrecordedRounds:
         assert "as if every client had taken part in all of them" in audit.unrecorded
 
     def test_unrecorded_rounds_are_not_amplified_by_sampling(self, tmp_path):
-        sampled = {"family": "banded", "bands": 2, "sampling": "poisson", "population": 12}
-        config = dataclasses.replace(CONFIG, schema="min_sep", min_sep=None, **sampled)
+        sampling_options = {"family": "banded", "bands": 2, "sampling": "poisson", "population": 12}
+        config = dataclasses.replace(CONFIG, schema="min_sep", min_sep=None, **sampling_options)
         plan = config.plan()
         path = make_run(
             tmp_path / "run",
@@ -184,8 +184,11 @@ class TestChangedFiles:
     def test_changed_files_of_a_finished_run_are_refused_by_name(self, finished, name):
         shutil.rmtree(finished / "private")  # No audit of a finished run reads it.
         assert audit_run(finished).epsilon == pytest.approx(4.887, rel=1e-6)
-        added = {"selected.csv": b"round,client\n0,9\n", "final_statement.md": b"All is well."}
-        content = added[name] if name in added else (finished / name).read_bytes()
+        added_content = {
+            "selected.csv": b"round,client\n0,9\n",
+            "final_statement.md": b"All is well.",
+        }
+        content = added_content[name] if name in added_content else (finished / name).read_bytes()
         # Each changed file can still be read: it has a row less, another number, or bytes that the
         # reader of archives ignores.
         changed_content = content + b"\n"
@@ -249,8 +252,13 @@ class TestTheFinalStatement:
         assert values["subject"] == dates | facts
         assert values["date"] == "2026-11-29"
         assert values["guarantee"]["epsilon"] == PLAN.epsilon
-        observed = {"min_separation": 3, "population": 12, "short_rounds": 0, "empty_rounds": 0}
-        assert values["observed"].items() >= observed.items()
+        observed_values = {
+            "min_separation": 3,
+            "population": 12,
+            "short_rounds": 0,
+            "empty_rounds": 0,
+        }
+        assert values["observed"].items() >= observed_values.items()
         assert values["contradictions"] == []
         assert values["versions"] == VERSIONS
         assert values["commands"][0] == "fedmf audit run run"
@@ -260,9 +268,9 @@ class TestTheFinalStatement:
         RunFolder(finished).write_json("result", fedmf.Run.load(finished).result)
         # A statement that is made later has the date that the run recorded, and the same text.
         monkeypatch.setattr("fedmf.privacy.statement.today", lambda: "2031-01-01")
-        out = tmp_path / "statement.md"
-        assert printed_by(f"audit {finished} --statement {out}")["contradictions"] == []
-        assert out.read_text() == as_text(values, ".md")
+        statement_path = tmp_path / "statement.md"
+        assert printed_by(f"audit {finished} --statement {statement_path}")["contradictions"] == []
+        assert statement_path.read_text() == as_text(values, ".md")
         refused(f"audit {finished} --statement {finished}/statement.md", "elsewhere")
         # The commands of the statement check this folder.
         monkeypatch.chdir(tmp_path)
@@ -278,9 +286,9 @@ class TestTheFinalStatement:
     def test_the_final_statement_has_the_noise_that_was_added_if_the_config_differs(self, tmp_path):
         no_noise = dataclasses.replace(PLAN, noise_multiplier=0.0)
         run = make_run(tmp_path / "no_noise", plan=no_noise, is_callers_plan=True)
-        printed = printed_values(f"audit {run}")
+        audit_values = printed_values(f"audit {run}")
         for name in ("epsilon_planned", "epsilon_achieved", "rho_achieved"):
-            assert printed[name] == "infinite"
+            assert audit_values[name] == "infinite"
         plan = dataclasses.replace(PLAN, noise_multiplier=PLAN.noise_multiplier / 2, delta=1e-7)
         run = make_run(tmp_path / "run", plan=plan, is_callers_plan=True)
         audit = audit_run(run)
@@ -332,6 +340,6 @@ def test_audits_of_a_run_agree_with_its_plan_before_and_after_a_resume(tmp_path,
     else:
         assert statement["achieved"] is None
         assert audit.values()["rho_achieved"] is None
-        printed = command(f"audit {tmp_path}/run").stdout
-        assert "not known: the simulated run was not observed" in printed
-        assert "_achieved" not in printed
+        printed_text = command(f"audit {tmp_path}/run").stdout
+        assert "not known: the simulated run was not observed" in printed_text
+        assert "_achieved" not in printed_text

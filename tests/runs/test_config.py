@@ -134,9 +134,9 @@ class TestPlan:
     def test_the_plan_uses_a_mechanism_from_a_file(self, tmp_path):
         path = tmp_path / "m.npz"
         config(family="banded", bands=3).fit().save(path)
-        loaded = config(family="file", mechanism=str(path)).fit()
-        assert loaded.family == "banded"
-        assert loaded.bands == 3
+        loaded_mechanism = config(family="file", mechanism=str(path)).fit()
+        assert loaded_mechanism.family == "banded"
+        assert loaded_mechanism.bands == 3
         with refusal("mechanism has 8 rounds but rounds=9"):
             config(family="file", mechanism=str(path), rounds=9).fit()
 
@@ -146,8 +146,8 @@ class TestPlan:
         columns = np.linalg.norm(limited.encoder(), axis=0)
         assert np.ptp(columns) > 0.01 * columns.max()
         sampling = {"sampling": "poisson", "population": 40, "cohort_size": 10, "min_sep": None}
-        sampled = config(**unequal, bands=2, **sampling)
-        assert sampled.plan().epsilon <= sampled.epsilon
+        sampled_config = config(**unequal, bands=2, **sampling)
+        assert sampled_config.plan().epsilon <= sampled_config.epsilon
 
     def test_the_plan_has_the_sensitivity_of_a_budget(self):
         budget_config = config(schema="budget", family="banded", budget=3.0)

@@ -70,13 +70,13 @@ def commit_rounds(folder, cohorts, num_records=None, selections=None):
     selections = selections or cohorts
     with folder.locked():
         folder.read_rounds()
-        for t, (cohort, selected) in enumerate(zip(cohorts, selections, strict=True)):
+        for t, (cohort, selected_clients) in enumerate(zip(cohorts, selections, strict=True)):
             clients = np.array(cohort, np.int64)
-            committed = CommittedRound(
-                t=t, clients=clients, selected=np.array(selected, np.int64), statistics={},
+            committed_round = CommittedRound(
+                t=t, clients=clients, selected=np.array(selected_clients, np.int64), statistics={},
                 release=[np.full(3, t, np.float32)],
             )  # fmt: skip
-            folder.commit(committed)
+            folder.commit(committed_round)
             if num_records is None or t < num_records:
                 folder.add_metrics_row({"round": t, "clients": len(clients)})
 
@@ -97,18 +97,18 @@ def test_participation_is_written_after_each_commit_for_its_owner_only(folder):
     finally:
         os.umask(previous_mask)
     participation = folder.path / "participation.csv"
-    selected = folder.path / "selected.csv"
+    selected_path = folder.path / "selected.csv"
     assert participation.read_text() == "round,client\n0,5\n0,1\n2,2\n"
-    assert selected.read_text() == "round,client\n0,5\n0,1\n1,3\n2,2\n"
-    private = folder.path / "private"
+    assert selected_path.read_text() == "round,client\n0,5\n0,1\n1,3\n2,2\n"
+    private_folder = folder.path / "private"
     secret_files = (
         participation,
-        selected,
-        private / "rounds.jsonl",
-        *(private / "journal").iterdir(),
+        selected_path,
+        private_folder / "rounds.jsonl",
+        *(private_folder / "journal").iterdir(),
     )
     assert {stat.S_IMODE(path.stat().st_mode) for path in secret_files} == {0o600}
-    assert stat.S_IMODE(private.stat().st_mode) == 0o700
+    assert stat.S_IMODE(private_folder.stat().st_mode) == 0o700
 
 
 def test_load_does_not_call_a_run_damaged_whose_mechanism_exceeds_the_memory(folder, monkeypatch):
@@ -285,8 +285,10 @@ def test_numbers_that_are_not_finite_are_null_in_files_and_nan_when_read(folder)
     with folder.locked():
         folder.read_rounds()
         no_clients = np.zeros(0, np.int64)
-        committed = CommittedRound(t=0, clients=no_clients, selected=no_clients, statistics={})
-        folder.commit(committed)
+        committed_round = CommittedRound(
+            t=0, clients=no_clients, selected=no_clients, statistics={}
+        )
+        folder.commit(committed_round)
         folder.add_metrics_row(row)
     folder.write_json("result", {"test": {"loss": -math.inf}, "achieved": {"epsilon": None}})
     texts = [(folder.path / name).read_text() for name in ("metrics.jsonl", "result.json")]

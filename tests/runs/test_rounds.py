@@ -30,11 +30,11 @@ def folder(tmp_path):
 
 def round_of(t, value=0.0):
     """Returns a round of the clients t and t + 1, of which only t reports in odd rounds."""
-    selected = np.array([t, t + 1])
+    selected_clients = np.array([t, t + 1])
     return CommittedRound(
         t=t,
-        clients=selected[: 2 - t % 2],
-        selected=selected,
+        clients=selected_clients[: 2 - t % 2],
+        selected=selected_clients,
         statistics={"train_loss": 0.5 * t},
         private={"accuracy": value},
         canaries=np.array([1.0 / (t + 3), value]),
@@ -64,14 +64,14 @@ def read(path):
 
 def assert_holds(path, num_rounds):
     """Checks that a folder has `num_rounds` rounds and the readable files that follow from them."""
-    committed = read(path)
-    assert len(committed.rows) == num_rounds
+    committed_rounds = read(path)
+    assert len(committed_rounds.rows) == num_rounds
     if num_rounds:
-        newest = CommittedRound.of(committed)
+        newest_round = CommittedRound.of(committed_rounds)
         expected = round_of(num_rounds - 1)
-        assert newest.journal_row() == expected.journal_row()
-        np.testing.assert_equal([*newest.release], expected.release)
-        np.testing.assert_equal([*newest.before], expected.before)
+        assert newest_round.journal_row() == expected.journal_row()
+        np.testing.assert_equal([*newest_round.release], expected.release)
+        np.testing.assert_equal([*newest_round.before], expected.before)
     participation = "round,client\n"
     selections = "round,client\n"
     for t in range(num_rounds):

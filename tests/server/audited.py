@@ -29,11 +29,13 @@ def run_attack(run_plan, claim, case, departure, subject=None):
     """Runs the attack with enough trials to detect a signal-to-noise ratio of `departure` times
     that of the case.
     """
-    claimed = 1 / claim.noise_multiplier
-    trials = trials_that_see(lambda trials: missed_by_game(trials, departure * case.snr, claimed))
-    clients, present = worst_clients(claim, case, trials, seed=1)
+    claimed_snr = 1 / claim.noise_multiplier
+    trials = trials_that_see(
+        lambda trials: missed_by_game(trials, departure * case.snr, claimed_snr)
+    )
+    clients, is_present = worst_clients(claim, case, trials, seed=1)
     rows = released_rows(run_plan, trials, noise_seed=5, clients=clients, subject=subject)
     s = case.projection @ np.stack(list(rows)) * divisor_of(claim) / claim.stddev
     return audit_distinguishing(
-        claim, case, s[present], s[~present], confidence=1 - FALSE_POSITIVE_RATE
+        claim, case, s[is_present], s[~is_present], confidence=1 - FALSE_POSITIVE_RATE
     )

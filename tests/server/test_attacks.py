@@ -109,13 +109,13 @@ class TestCallsWithinCalls:
         self, tmp_path, monkeypatch
     ):
         server = make_server(tmp_path / "server")
-        begun = threading.Event()
+        has_begun = threading.Event()
         go_on = threading.Event()
         row = HostNoise.row
         order = []
 
         def slow(self, t):
-            begun.set()
+            has_begun.set()
             assert go_on.wait(30)
             return row(self, t)
 
@@ -123,7 +123,7 @@ class TestCallsWithinCalls:
         release = threading.Thread(target=lambda: order.append(server.release()))
         close = threading.Thread(target=lambda: order.append(server.close()))
         release.start()
-        assert begun.wait(30)
+        assert has_begun.wait(30)
         close.start()
         assert_refused(
             lambda: fedmf.Server.open(tmp_path / "server"), ValueError, "in use by another"
@@ -176,13 +176,13 @@ class TestCallsWithinCalls:
 class TestClients:
     def test_clients_of_a_sum_are_counted_in_any_iterable(self):
         server = make_server()
-        for bad, words in (
+        for bad_clients, words in (
             ("ab", "`clients` is a str"),
             ([7, "x"], "`clients` has ints and texts"),
             ([7, 7], "`clients` has a client twice"),
         ):
             with refusal(words, (TypeError, ValueError)):
-                server.add_sum(update(), clients=bad)
+                server.add_sum(update(), clients=bad_clients)
         server.add(update(), client=5)
         server.add_sum(update(), clients=iter([7, 8]))
         server.release()
@@ -196,16 +196,16 @@ class TestClients:
                 return 99
 
         people = enum.Enum("People", {"ann": "ann"}, type=str)  # whose str is People.ann
-        for client_id, same in ((people.ann, "ann"), (Number(7), 7), (np.int64(7), 7)):
+        for client_id, equal_id in ((people.ann, "ann"), (Number(7), 7), (np.int64(7), 7)):
             folder = tmp_path / type(client_id).__name__
             server = make_server(folder)
             server.add(update(), client=client_id)
             with refusal("is in round 0 already"):
-                server.add(update(), client=same)
+                server.add(update(), client=equal_id)
             server.release()
             server.close()
             with fedmf.Server.open(folder) as server:
-                assert type(server.clients[0]) is type(same)
+                assert type(server.clients[0]) is type(equal_id)
                 with refusal("took part in round 0"):
                     server.add(update(), client=client_id)
 
@@ -263,8 +263,8 @@ class TestUpdates:
     def test_update_moves_the_sum_by_at_most_clip_norm_with_all_rounding(self):
         """The bound holds in exact arithmetic, with the client at any position of the round."""
         rng = np.random.default_rng(4)
-        squared = fractions.Fraction(0.1) ** 2
-        worst = fractions.Fraction(0)
+        squared_bound = fractions.Fraction(0.1) ** 2
+        worst_shift = fractions.Fraction(0)
         for trial in range(150):
             other_updates = [
                 rng.standard_normal(3) * 10.0 ** rng.integers(-3, 4) for _ in range(19)
@@ -272,19 +272,19 @@ class TestUpdates:
             client_position = rng.integers(0, 20)
             client_update = rng.standard_normal(3) * 100
             totals = []
-            for sent in (client_update, np.zeros(3)):
+            for sent_update in (client_update, np.zeros(3)):
                 total = UpdateSum(3, 20)
                 for added_update in [
                     *other_updates[:client_position],
-                    sent,
+                    sent_update,
                     *other_updates[client_position:],
                 ]:
                     total.add([added_update], clip_norm=0.1, zeroing_norm=np.inf)
                 totals.append([fractions.Fraction(x) for x in total.total])
-            moved = sum(
+            squared_shift = sum(
                 (total_with - total_without) ** 2
                 for total_with, total_without in zip(*totals, strict=True)
             )
-            assert moved <= squared, trial
-            worst = max(worst, moved)
-        assert worst > squared * fractions.Fraction(999_999, 1_000_000)
+            assert squared_shift <= squared_bound, trial
+            worst_shift = max(worst_shift, squared_shift)
+        assert worst_shift > squared_bound * fractions.Fraction(999_999, 1_000_000)

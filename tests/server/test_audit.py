@@ -50,14 +50,14 @@ def resumed(claim):
 
 
 def test_audit_detects_noise_that_a_resume_repeats(monkeypatch, claim, resumed):
-    honest = ServerMeans.release
+    honest_release = ServerMeans.release
     audited_objects = []
 
     def forgetful(self, state, *clients):
         if self not in audited_objects:
             audited_objects.append(self)
         t = int(state.next_round) - 5 * (len(audited_objects) == 2)
-        next_state, row = honest(self, state._replace(next_round=np.array(t)), *clients)
+        next_state, row = honest_release(self, state._replace(next_round=np.array(t)), *clients)
         return next_state._replace(next_round=state.next_round + 1), row
 
     assert resumed.consistent
@@ -81,10 +81,10 @@ def test_audit_detects_less_noise_and_missing_clipping(monkeypatch):
     case = worst_case(claim)
     less = dataclasses.replace(claim, noise_multiplier=claim.noise_multiplier * 2 / 3)
     assert run_attack(less, claim, case, 1.5).findings[2].p_value < FALSE_POSITIVE_RATE
-    honest = UpdateSum.add
+    honest_add = UpdateSum.add
 
     def lenient(self, leaves, *, clip_norm, **norms):
-        honest(self, leaves, clip_norm=1.5 * clip_norm, **norms)
+        honest_add(self, leaves, clip_norm=1.5 * clip_norm, **norms)
 
     monkeypatch.setattr(UpdateSum, "add", lenient)
     assert run_attack(claim, claim, case, 1.5).findings[0].p_value < FALSE_POSITIVE_RATE
@@ -93,10 +93,10 @@ def test_audit_detects_less_noise_and_missing_clipping(monkeypatch):
 def test_audit_detects_shared_noise_of_adaptive_clipping(monkeypatch):
     clipping = fedmf.QuantileClipping(every=1)
     plan = plan_of(MECHANISMS["banded"](ROUNDS), quantile_clipping=clipping)
-    honest = audit_mechanism(plan, seed=3, trials=400)
-    assert honest.verdict.consistent
+    honest_audit = audit_mechanism(plan, seed=3, trials=400)
+    assert honest_audit.verdict.consistent
     # No audit makes more tests than the default size counts on.
-    assert len(honest.verdict.findings) <= _MAX_TESTS
+    assert len(honest_audit.verdict.findings) <= _MAX_TESTS
     # Negative control: the bits have the noise of an update's entry, and not their own.
     row_of = HostNoise.row
 
@@ -111,9 +111,9 @@ def test_audit_detects_shared_noise_of_adaptive_clipping(monkeypatch):
 def test_audit_of_default_size_detects_noise_that_is_cut_off(monkeypatch):
     """A cut at 4 standard deviations is detected with certainty."""
     plan = plan_of(MECHANISMS["identity"](ROUNDS))
-    honest = audit_mechanism(plan, seed=3, trials=0)
-    assert honest.verdict.consistent
-    assert SEEN_CUT <= honest.smallest_unseen_cut < SEEN_CUT + 0.02
+    honest_audit = audit_mechanism(plan, seed=3, trials=0)
+    assert honest_audit.verdict.consistent
+    assert SEEN_CUT <= honest_audit.smallest_unseen_cut < SEEN_CUT + 0.02
     honest_fill = GaussianSource.fill
 
     def ended(self, out, row, start=0):

@@ -41,18 +41,18 @@ def run_in_calls(monkeypatch):
 )
 def test_close_in_a_signal_handler_takes_effect_after_the_call(tmp_path, run_in_calls, owner, name):
     server = make_server(tmp_path / "server")
-    refused = []
+    refusals = []
 
     def close():
         server.close()
         with refusal("in use by another server") as caught:  # the call is not over
             fedmf.Server.open(tmp_path / "server")
-        refused.append(caught)
+        refusals.append(caught)
 
     run_in_calls(owner, name, close)
     server.add(update(), client=1)
     release = server.release()
-    assert refused
+    assert refusals
     assert_refused(server.release, ValueError, "this server is closed")
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     with fedmf.Server.open(tmp_path / "server") as reopened_server:
@@ -68,21 +68,21 @@ def test_signal_handler_may_use_another_server_but_not_the_same_noise(monkeypatc
     expected = make_server().release()
     server = make_server()
     second_server = make_server(noise_seed=6)
-    refused = []
+    refusals = []
     blas_libraries = product_threads.blas_libraries
 
     def interrupted():  # within the lock of all noise
-        if not refused:
+        if not refusals:
             with refusal("the noise of another round is being made") as caught:
                 server._noise.row(3)
-            refused.append(caught)
+            refusals.append(caught)
             second_server.release()
         return blas_libraries()
 
     monkeypatch.setattr(product_threads, "blas_libraries", interrupted)
-    for array, same in zip(server.release(), expected, strict=True):
-        np.testing.assert_array_equal(array, same)
-    assert refused
+    for array, expected_array in zip(server.release(), expected, strict=True):
+        np.testing.assert_array_equal(array, expected_array)
+    assert refusals
     assert second_server.round == 1
 
 
@@ -133,21 +133,21 @@ def test_refused_call_does_not_affect_later_calls(monkeypatch):
     server.add(update(), client="ann")
     with refusal("is in round 0 already"):
         server.add(update(), client="ann")
-    inside = threading.Event()
+    is_inside = threading.Event()
     go_on = threading.Event()
     state = server._state
 
     class Round(int):
         def __int__(self):
             if threading.current_thread() is not threading.main_thread():
-                inside.set()
+                is_inside.set()
                 assert go_on.wait(30)
             return 0
 
     server._state = state._replace(next_round=Round())
     second_thread = threading.Thread(target=lambda: server.add(update(), client="bo"))
     second_thread.start()
-    assert inside.wait(30)
+    assert is_inside.wait(30)
     threading.Timer(0.1, go_on.set).start()
     server.add(update(), client="cy")
     second_thread.join()
@@ -198,9 +198,9 @@ class TestSeedsThatRepeat:
         first_folder = tmp_path / "first"
         second_folder = tmp_path / "second"
         make_server(first_folder)
-        with pytest.warns(UserWarning, match="have one noise seed") as caught:
+        with pytest.warns(UserWarning, match="have one noise seed") as caught_warnings:
             make_server(second_folder)
-        [warning] = caught
+        [warning] = caught_warnings
         assert f"{str(first_folder)!r}" in str(warning.message)
         assert f"{str(second_folder)!r}" in str(warning.message)
         assert warning.filename == __file__.replace("test_calls", "plans")

@@ -47,10 +47,10 @@ def leaves_of(dtype):
 @hypothesis.settings(max_examples=400)
 def test_clipped_norm_is_at_most_clip_norm(leaves, clip_norm, zeroing_norm):
     total = added(leaves, clip_norm=clip_norm, zeroing_norm=zeroing_norm)
-    clipped = clip_update(leaves, clip_norm=clip_norm, zeroing_norm=zeroing_norm)
-    assert [value.shape for value in clipped.values] == [leaf.shape for leaf in leaves]
-    np.testing.assert_array_equal(np.concatenate(clipped.values), total.total)
-    assert (clipped.is_clipped, clipped.is_zeroed) == (total.clipped, total.zeroed)
+    clipped_update = clip_update(leaves, clip_norm=clip_norm, zeroing_norm=zeroing_norm)
+    assert [value.shape for value in clipped_update.values] == [leaf.shape for leaf in leaves]
+    np.testing.assert_array_equal(np.concatenate(clipped_update.values), total.total)
+    assert (clipped_update.is_clipped, clipped_update.is_zeroed) == (total.clipped, total.zeroed)
     entries = np.concatenate([leaf.astype(np.float64) for leaf in leaves])
     assert squared_norm(total.total) <= fractions.Fraction(clip_norm) ** 2
     good = np.isfinite(entries).all() and (np.abs(entries) <= zeroing_norm).all()

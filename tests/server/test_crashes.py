@@ -54,19 +54,19 @@ def in_a_child(work):
     """Returns the bytes that `work` writes to its file in a child process; None if a signal ended
     the child.
     """
-    read, write = os.pipe()
+    read_end, write_end = os.pipe()
     child = os.fork()
     if child == 0:
         try:
-            os.close(read)
-            work(write)
+            os.close(read_end)
+            work(write_end)
             os._exit(0)
         except BaseException:
             traceback.print_exc()
         finally:
             os._exit(1)
-    os.close(write)
-    with os.fdopen(read, "rb") as pipe:
+    os.close(write_end)
+    with os.fdopen(read_end, "rb") as pipe:
         child_output = pipe.read()
     status = os.waitpid(child, 0)[1]
     assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0
@@ -127,26 +127,28 @@ def test_kill_at_every_write_of_a_round_repeats_no_release(make_server, tmp_path
     for t in range(ROUNDS):
         for number in itertools.count():
             child_output = in_a_child(releases(folder, value=0.01 * (number + 1), number=number))
-            with fedmf.Server.open(folder) as opened:
-                assert opened.round in (t, t + 1)
-                assert child_output is None or opened.round == t + 1  # what was handed out is kept
-                if opened.round == t + 1:
-                    seen_releases[t] = opened.last_release[0].tobytes()
+            with fedmf.Server.open(folder) as reopened_server:
+                assert reopened_server.round in (t, t + 1)
+                assert (
+                    child_output is None or reopened_server.round == t + 1
+                )  # what was handed out is kept
+                if reopened_server.round == t + 1:
+                    seen_releases[t] = reopened_server.last_release[0].tobytes()
                     assert child_output in (None, seen_releases[t])
-                assert len(opened.clients) == 2 * opened.round
+                assert len(reopened_server.clients) == 2 * reopened_server.round
                 # Later rounds are begun after a kill at another point each.
-                if opened.round == t + 1:
+                if reopened_server.round == t + 1:
                     kills.append(number)
                     break
             if t % 2 and number == 3:  # the round is done again by one that is not killed
-                with fedmf.Server.open(folder) as opened:
-                    collect(opened, 0.5)
-                    opened.release()
+                with fedmf.Server.open(folder) as reopened_server:
+                    collect(reopened_server, 0.5)
+                    reopened_server.release()
                 break
-        with fedmf.Server.open(folder) as opened:
-            assert opened.round == t + 1
-            assert seen_releases.setdefault(t, opened.last_release[0].tobytes()) == (
-                opened.last_release[0].tobytes()
+        with fedmf.Server.open(folder) as reopened_server:
+            assert reopened_server.round == t + 1
+            assert seen_releases.setdefault(t, reopened_server.last_release[0].tobytes()) == (
+                reopened_server.last_release[0].tobytes()
             )
     # Before the rename nothing is released, and behind it all is: some calls are on either side.
     assert min(kills) > 3
@@ -203,9 +205,9 @@ def test_full_disk_delays_the_release_of_the_same_sum(make_server, monkeypatch):
             server.add([np.full(3, 0.2)], client="late")
     [mean] = server.release()
     server.close()
-    same = make_server(None)
-    collect(same, 0.1)
-    np.testing.assert_array_equal(same.release()[0], mean)
+    same_server = make_server(None)
+    collect(same_server, 0.1)
+    np.testing.assert_array_equal(same_server.release()[0], mean)
 
 
 @pytest.mark.slow
@@ -220,7 +222,7 @@ def test_interrupt_at_every_line_of_a_release_repeats_no_release(make_server, tm
         folder = tmp_path / f"server {number}"
         server = make_server(folder)
         collect(server, 0.1)
-        interrupted = interrupted_at(number, server.release)
+        is_interrupted = interrupted_at(number, server.release)
         try:
             if server.round == 0:
                 server.release()
@@ -236,7 +238,7 @@ def test_interrupt_at_every_line_of_a_release_repeats_no_release(make_server, tm
         collect(server, 0.2)
         np.testing.assert_array_equal(server.release()[0], expected[1])
         server.close()
-        if not interrupted:
+        if not is_interrupted:
             break
     assert number > 60
 
@@ -274,13 +276,13 @@ def test_interrupt_at_every_line_of_add_leaves_a_bounded_sum(make_server):
         def add(server=server):
             server.add([np.full(3, 7.0)], client="ann")
 
-        interrupted = interrupted_at(number, add)
+        is_interrupted = interrupted_at(number, add)
         with contextlib.suppress(ValueError):
             add()  # again, which is refused where it counts
         assert np.linalg.norm(server._sum.total) <= clip_norm
         with refusal("client='ann' is in round 0 already"):
             add()
-        if not interrupted:
+        if not is_interrupted:
             break
     assert number > 30
 
@@ -328,9 +330,9 @@ class TestFilesThatAreNotItsOwn:
                 fedmf.Server.open(folder)
         harmless = 0
         for byte_index in range(0, len(content), max(1, len(content) // 40)):
-            changed = bytearray(content)
-            changed[byte_index] ^= 1
-            path.write_bytes(changed)
+            changed_content = bytearray(content)
+            changed_content[byte_index] ^= 1
+            path.write_bytes(changed_content)
             try:
                 with fedmf.Server.open(folder) as server:
                     assert state_of(server) == whole_state
@@ -377,11 +379,11 @@ class TestFilesThatAreNotItsOwn:
             other_folder / "private/journal/000001.npz", other_folder / "private/journal/000003.npz"
         )
         for name in ("private/journal/000003.npz", "private/noise_seed"):
-            copied = tmp_path / f"copy of {name.replace('/', ' ')}"
-            shutil.copytree(folder, copied)
-            shutil.copy(other_folder / name, copied / name)
+            copied_folder = tmp_path / f"copy of {name.replace('/', ' ')}"
+            shutil.copytree(folder, copied_folder)
+            shutil.copy(other_folder / name, copied_folder / name)
             with refusal(NOT_ITS_OWN):
-                fedmf.Server.open(copied)
+                fedmf.Server.open(copied_folder)
 
     def test_edited_participations_are_refused(self, folder):
         path = folder / "participation.jsonl"
@@ -413,8 +415,8 @@ def test_file_size_limit_that_kills_within_a_write_loses_nothing(make_server, tm
             os.write(pipe, server.release()[0].tobytes())
 
         assert in_a_child(work) is None
-        with fedmf.Server.open(folder) as opened:
-            assert opened.round == 1
-    with fedmf.Server.open(folder) as opened:
-        collect(opened, 0.2)
-        opened.release()
+        with fedmf.Server.open(folder) as reopened_server:
+            assert reopened_server.round == 1
+    with fedmf.Server.open(folder) as reopened_server:
+        collect(reopened_server, 0.2)
+        reopened_server.release()

@@ -121,13 +121,13 @@ def test_removed_file_is_refused_until_it_is_put_back(tmp_path, name):
     folder = tmp_path / "server"
     aside = tmp_path / "aside"
     server = make_server(folder)
-    for released, client in enumerate(("ann", "bo")):
+    for num_released, client in enumerate(("ann", "bo")):
         server.add(update(), client=client)
         (folder / name).rename(aside)
         for _ in range(2):
             with refusal(f"^{name} of the server's folder .*{EDITED}"):
                 server.release()
-        assert server.round == released
+        assert server.round == num_released
         assert not (folder / name).exists()
         aside.rename(folder / name)
         server.release()
@@ -188,10 +188,10 @@ def test_extra_bytes_after_the_newest_release_are_removed(tmp_path, rubbish):
 
 def test_unwritable_log_loses_no_release(tmp_path, monkeypatch):
     server = make_server(tmp_path / "server")
-    log = tmp_path / "server" / "participation.jsonl"
+    log_path = tmp_path / "server" / "participation.jsonl"
 
     def full(self, *, sync=False):
-        if self.path == log and self._pending:
+        if self.path == log_path and self._pending:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         flush(self, sync=sync)
 
@@ -207,7 +207,7 @@ def test_unwritable_log_loses_no_release(tmp_path, monkeypatch):
         server.release()
     assert server.round == 4
     server.close()
-    clients = [json.loads(line)["client"] for line in log.read_text().splitlines()]
+    clients = [json.loads(line)["client"] for line in log_path.read_text().splitlines()]
     assert clients == ["ann", "bo"]
 
 
@@ -242,24 +242,24 @@ def test_log_has_one_spelling_of_each_client(tmp_path):
     server.close()
     rows = [json.loads(line) for line in (folder / "participation.jsonl").open()]
     assert rows == [{"round": 0, "client": composed}, {"round": 3, "client": composed}]
-    log = fedmf.audit_log(folder / "participation.jsonl", server.plan, rounds_run=4)
-    assert log.contradictions == ()
+    log_audit = fedmf.audit_log(folder / "participation.jsonl", server.plan, rounds_run=4)
+    assert log_audit.contradictions == ()
 
 
 def test_closed_server_can_be_opened_after_a_fork(tmp_path):
     server = make_server(tmp_path / "server")
-    read, write = os.pipe()
+    read_end, write_end = os.pipe()
     child = os.fork()
     if child == 0:
-        os.close(write)
-        os.read(read, 1)  # until the parent ends it
+        os.close(write_end)
+        os.read(read_end, 1)  # until the parent ends it
         os._exit(0)
-    os.close(read)
+    os.close(read_end)
     try:
         with refusal("in use by another server"):
             fedmf.Server.open(tmp_path / "server")
         server.close()
         fedmf.Server.open(tmp_path / "server").close()
     finally:
-        os.close(write)
+        os.close(write_end)
         os.waitpid(child, 0)

@@ -70,9 +70,9 @@ def test_every_noise_strategy_computes_the_causal_rows(build, rounds):
     scale = np.abs(L).sum(axis=1, keepdims=True).max() * np.abs(Z).max()
     for name in ("recurrent", "regenerated"):
         noise = noise_of(mechanism, name)
-        out = [noise.row(t) for t in range(rounds)]
-        assert out[0].dtype == np.float32
-        np.testing.assert_allclose(out, L @ Z, rtol=0, atol=1e-6 * scale, err_msg=name)
+        noise_rows = [noise.row(t) for t in range(rounds)]
+        assert noise_rows[0].dtype == np.float32
+        np.testing.assert_allclose(noise_rows, L @ Z, rtol=0, atol=1e-6 * scale, err_msg=name)
 
 
 @pytest.mark.parametrize(("name", "mapped"), WAYS)
@@ -148,7 +148,7 @@ def test_two_threads_compute_the_bits_of_one(monkeypatch):
 
     def record(self, *arguments):
         if id(self) not in thread_rows:
-            begun.wait(60)  # for the other, which else could find all done
+            barrier.wait(60)  # for the other, which else could find all done
         thread_rows[id(self)] = limits(), threading.get_ident()
         fill(self, *arguments)
 
@@ -156,7 +156,7 @@ def test_two_threads_compute_the_bits_of_one(monkeypatch):
     row_by_threads = {}
     for threads in (1, 2):
         thread_rows.clear()
-        begun = threading.Barrier(threads)
+        barrier = threading.Barrier(threads)
         with threadpool_limits(threads):
             row_by_threads[threads] = noise_of(banded(), "recurrent").row(0)
             assert limits() == {threads}
@@ -167,7 +167,7 @@ def test_two_threads_compute_the_bits_of_one(monkeypatch):
 
 def test_interrupt_waits_for_the_other_thread(monkeypatch):
     """Otherwise it would write into the block that is computed next."""
-    ended = []
+    ended_threads = []
     fill = GaussianSource.fill
 
     def slow(self, out, row, start=0):
@@ -175,15 +175,15 @@ def test_interrupt_waits_for_the_other_thread(monkeypatch):
             raise KeyboardInterrupt
         time.sleep(0.3)
         fill(self, out, row, start)
-        ended.append(start)
+        ended_threads.append(start)
 
     monkeypatch.setattr(GaussianSource, "fill", slow)
     with threadpool_limits(2), pytest.raises(KeyboardInterrupt):
         noise_of(banded(), "recurrent").row(0)
-    assert ended in ([], [CHUNK])
-    ended_before = list(ended)
+    assert ended_threads in ([], [CHUNK])
+    ended_before = list(ended_threads)
     time.sleep(0.5)
-    assert ended == ended_before
+    assert ended_threads == ended_before
 
 
 def test_narrow_integers_are_valid_sizes():
@@ -274,20 +274,20 @@ dying.row(39)
         expected = [whole_noise.row(t) for t in range(40)]
         length = noise.strategy.length
         fill = GaussianSource.fill
-        inside = threading.Event()
+        is_inside = threading.Event()
         go_on = threading.Event()
         late = []
 
         def slow(self, out, row, start=0):
             if start:
                 late.append(threading.current_thread())
-                inside.set()
+                is_inside.set()
                 assert go_on.wait(30)
             fill(self, out, row, start)
             out += 1
 
         def first_interrupt(self):
-            assert inside.wait(30)
+            assert is_inside.wait(30)
             raise KeyboardInterrupt
 
         def second_interrupt(self, **options):

@@ -110,17 +110,17 @@ def largest_shift(plan, deviations, seed):
     ]
     longest = 0.0
     for rounds in patterns:
-        for same in (True, False):
-            squared = 0.0
+        for is_same in (True, False):
+            squared_norm = 0.0
             for deviation, norm in deviations:
-                client_parts = rng.standard_normal((1 if same else len(rounds), 3))
+                client_parts = rng.standard_normal((1 if is_same else len(rounds), 3))
                 client_parts *= norm / np.linalg.norm(client_parts, axis=1, keepdims=True)
-                squared += (
+                squared_norm += (
                     np.linalg.norm(C[:, rounds] @ np.broadcast_to(client_parts, (len(rounds), 3)))
                     ** 2
                     / deviation**2
                 )
-            longest = max(longest, math.sqrt(squared))
+            longest = max(longest, math.sqrt(squared_norm))
     return longest
 
 
@@ -132,12 +132,12 @@ def test_all_streams_together_have_the_cost_of_the_plan(share, clip):
     if clip:
         streams.append((bit_stddev(plan), 0.5))
     budget = 1 / plan.noise_multiplier
-    largest = largest_shift(plan, streams, seed=1)
-    assert largest <= budget * (1 + 1e-9)
-    assert largest == pytest.approx(budget, rel=1e-6)  # nothing is left over
+    largest_norm = largest_shift(plan, streams, seed=1)
+    assert largest_norm <= budget * (1 + 1e-9)
+    assert largest_norm == pytest.approx(budget, rel=1e-6)  # nothing is left over
     # Metrics beside updates that do not pay for them
-    free = dataclasses.replace(plan, private_metrics=None)
-    streams[0] = (free.stddev / plan.clip_norm, 1.0)
+    plan_without_metrics = dataclasses.replace(plan, private_metrics=None)
+    streams[0] = (plan_without_metrics.stddev / plan.clip_norm, 1.0)
     assert largest_shift(plan, streams, seed=1) > budget * (1 + share / 4)
 
 
@@ -193,16 +193,17 @@ def test_means_over_rounds_have_the_stated_deviation(family):
     for seed in range(seeds):
         metrics = metrics_of(plan, noise_seed=seed)
         round_values = metrics.contribution({"loss": 8.0, "accuracy": 0.5})
-        released = [metrics.release(t, clients * round_values).astype(float) for t in window]
-        window_values = metrics.values(window, sum(released))
-        counted = window_values["clients"] - clients * len(window)
-        stated_ratios.append(counted / window_values["stddev"]["clients"])
+        releases = [metrics.release(t, clients * round_values).astype(float) for t in window]
+        window_values = metrics.values(window, sum(releases))
+        count_error = window_values["clients"] - clients * len(window)
+        stated_ratios.append(count_error / window_values["stddev"]["clients"])
         singles = [
             metrics.values(range(t, t + 1), release)
-            for t, release in zip(window, released, strict=True)
+            for t, release in zip(window, releases, strict=True)
         ]
         independent_ratios.append(
-            counted / math.hypot(*(round_values["stddev"]["clients"] for round_values in singles))
+            count_error
+            / math.hypot(*(round_values["stddev"]["clients"] for round_values in singles))
         )
         losses.append((window_values["loss"] - 8.0) / window_values["stddev"]["loss"])
         assert abs(window_values["accuracy"] - 0.5) < 7 * window_values["stddev"]["accuracy"]
@@ -263,10 +264,10 @@ def test_server_releases_metrics_with_each_round_and_after_open(tmp_path):
     assert server.metrics == expected
     assert "Metrics of each round are released" in " ".join(server.statement().split())
     server.close()
-    with fedmf.Server.open(folder) as opened:
-        assert opened.metrics == expected
-        opened.release()  # of nobody
-        assert opened.metrics == metrics.values(
+    with fedmf.Server.open(folder) as reopened_server:
+        assert reopened_server.metrics == expected
+        reopened_server.release()  # of nobody
+        assert reopened_server.metrics == metrics.values(
             range(1, 2), metrics.release(1, metrics.empty_sum())
         )
 

@@ -37,9 +37,9 @@ class TestReleases:
         for t in range(12):
             total = np.zeros(10)
             for i in range(t % 4):
-                sent = update(100 * t + i)
-                server.add(sent, client=100 * t + i)
-                total += flat(sent)
+                sent_update = update(100 * t + i)
+                server.add(sent_update, client=100 * t + i)
+                total += flat(sent_update)
             release = server.release()
             assert [(array.shape, array.dtype) for array in release] == [
                 (shape, np.float32) for shape in SHAPES
@@ -64,8 +64,8 @@ class TestReleases:
         def fits(samples):
             squares = float(np.square(samples).sum())
             count = samples.size
-            ends = scipy.stats.chi2.cdf(squares, count), scipy.stats.chi2.sf(squares, count)
-            return 2 * min(ends) > FALSE_POSITIVE_RATE
+            tails = scipy.stats.chi2.cdf(squares, count), scipy.stats.chi2.sf(squares, count)
+            return 2 * min(tails) > FALSE_POSITIVE_RATE
 
         assert white.size >= trials
         assert missed_by_variance(white.size, 1.03) <= MISS_RATE
@@ -107,14 +107,14 @@ class TestWhoTakesPart:
         assert_refused(
             lambda: server.add(update(), client=7), TypeError, "name all of them by ints"
         )
-        for bad, words in (
+        for bad_id, words in (
             (" ann", "blanks around"),
             ("a\ud800", "half of a character"),
             (10**5000, "of more than 64 bits"),
             (True, "`client` is a bool"),
         ):
             with refusal(words, (TypeError, ValueError)):
-                server.add(update(), client=bad)
+                server.add(update(), client=bad_id)
 
     def test_add_refuses_more_clients_than_the_divisor(self):
         server = make_server()
@@ -172,12 +172,12 @@ class TestWhoTakesPart:
         p_value = scipy.stats.chisquare(list(counts.values())).pvalue
         assert p_value > FALSE_POSITIVE_RATE
         server = make_server()
-        drawn = server.cohort(available=list("abcdef"))
-        assert drawn == server.cohort(available=list("fedcba"))
-        for client in drawn:
+        drawn_cohort = server.cohort(available=list("abcdef"))
+        assert drawn_cohort == server.cohort(available=list("fedcba"))
+        for client in drawn_cohort:
             server.add(update(), client=client)
         server.release()
-        assert set(server.cohort(available=list("abcdef"))).isdisjoint(drawn)
+        assert set(server.cohort(available=list("abcdef"))).isdisjoint(drawn_cohort)
         assert_refused(server.cohort, ValueError, "available=None")
 
     def test_with_a_population_only_drawn_clients_are_added(self):
@@ -273,8 +273,12 @@ class TestRefuses:
 
     def test_copies_and_second_servers_of_a_folder_are_refused(self, tmp_path):
         server = make_server(tmp_path / "server")
-        for copied in (copy.copy, copy.deepcopy, pickle.dumps):
-            assert_refused(lambda copied=copied: copied(server), TypeError, "cannot be copied")
+        for copy_function in (copy.copy, copy.deepcopy, pickle.dumps):
+            assert_refused(
+                lambda copy_function=copy_function: copy_function(server),
+                TypeError,
+                "cannot be copied",
+            )
         assert_refused(
             lambda: fedmf.Server.open(tmp_path / "server"), ValueError, "in use by another server"
         )
@@ -288,8 +292,8 @@ class TestRefuses:
         fedmf.Server.open(tmp_path / "server").release()
 
     def test_noise_seed_is_in_its_private_file_alone(self, tmp_path):
-        private = tmp_path / "server" / "private"
-        private.mkdir(parents=True, mode=0o777)
+        private_folder = tmp_path / "server" / "private"
+        private_folder.mkdir(parents=True, mode=0o777)
         server = make_server(tmp_path / "server", noise_seed=918_273_645)
         server.add(update(), client=1)
         server.release()
@@ -298,9 +302,9 @@ class TestRefuses:
             if path.is_file():
                 public_texts.append(path.read_bytes().decode("latin1"))
         assert not any("918273645" in text for text in public_texts)
-        assert (private / "noise_seed").read_text() == "918273645\n"
-        log = tmp_path / "server" / "participation.jsonl"
-        for path in (private, private / "noise_seed", log):
+        assert (private_folder / "noise_seed").read_text() == "918273645\n"
+        log_path = tmp_path / "server" / "participation.jsonl"
+        for path in (private_folder, private_folder / "noise_seed", log_path):
             assert path.stat().st_mode & 0o77 == 0
 
 
@@ -328,34 +332,38 @@ class TestResumes:
         options = {"population": population, "zeroing_norm": 5.0}
         folder = tmp_path_factory.mktemp("servers") / "server"
         whole_server = make_server(plan=plan, **options)
-        stopped = make_server(plan=plan, folder=folder, **options)
+        stopped_server = make_server(plan=plan, folder=folder, **options)
         rng = np.random.default_rng(seed)
         for t in range(12):
             if (t, False) in stops:
-                stopped.close()
-                stopped = fedmf.Server.open(folder)
+                stopped_server.close()
+                stopped_server = fedmf.Server.open(folder)
             available = None if population else [f"client {i}" for i in range(12)]
             cohort = whole_server.cohort(available)
             adding_clients = cohort[: rng.integers(0, len(cohort) + 1)]
             if (t, True) in stops:
                 for client in adding_clients[:2]:
-                    stopped.add(update(7, length=3.0), client=client)
-                stopped.close()
-                stopped = fedmf.Server.open(folder)
-            assert stopped.cohort(available) == cohort
-            assert stopped.client_params().clip_norm == whole_server.client_params().clip_norm
+                    stopped_server.add(update(7, length=3.0), client=client)
+                stopped_server.close()
+                stopped_server = fedmf.Server.open(folder)
+            assert stopped_server.cohort(available) == cohort
+            assert (
+                stopped_server.client_params().clip_norm == whole_server.client_params().clip_norm
+            )
             for client in adding_clients:
-                for server in (whole_server, stopped):
+                for server in (whole_server, stopped_server):
                     server.add(update(t, length=0.6), client=client)
             for expected_array, resumed_array in zip(
-                whole_server.release(), stopped.release(), strict=True
+                whole_server.release(), stopped_server.release(), strict=True
             ):
                 np.testing.assert_array_equal(expected_array, resumed_array)
-        stopped.close()
-        with fedmf.Server.open(folder) as ended:
-            assert ended.round == 12
-            assert ended.ledger.to_csv() == whole_server.ledger.to_csv()
-            np.testing.assert_array_equal(flat(ended.last_release), flat(whole_server.last_release))
+        stopped_server.close()
+        with fedmf.Server.open(folder) as resumed_server:
+            assert resumed_server.round == 12
+            assert resumed_server.ledger.to_csv() == whole_server.ledger.to_csv()
+            np.testing.assert_array_equal(
+                flat(resumed_server.last_release), flat(whole_server.last_release)
+            )
 
     def test_statement_agrees_with_the_audit_of_the_log(self, tmp_path):
         server = make_server(tmp_path / "my server")
@@ -365,9 +373,9 @@ class TestResumes:
             server.release()
         server_audit = server.audit()
         path = tmp_path / "my server" / "participation.jsonl"
-        log = fedmf.audit_log(path, server.plan, rounds_run=7)
-        assert (server_audit.epsilon, server_audit.rho) == (log.epsilon, log.rho)
-        assert server_audit.observed.summary() == log.observed.summary()
+        log_audit = fedmf.audit_log(path, server.plan, rounds_run=7)
+        assert (server_audit.epsilon, server_audit.rho) == (log_audit.epsilon, log_audit.rho)
+        assert server_audit.observed.summary() == log_audit.observed.summary()
         text = server.statement()
         assert "| rounds | 12 | 7 |" in text
         assert "audit log 'my server/participation.jsonl' 'my server/mechanism.npz'" in text

@@ -43,9 +43,9 @@ def entry(seed, row, coordinate):
 
 
 def drawn(seed, size, row=0, rows=1, start=0):
-    out = np.empty((rows, size), np.float32)
-    GaussianSource(noise_key(seed)).fill(out, row, start)
-    return out
+    drawn_rows = np.empty((rows, size), np.float32)
+    GaussianSource(noise_key(seed)).fill(drawn_rows, row, start)
+    return drawn_rows
 
 
 def test_aes_in_counter_mode_has_the_vectors_of_nist():
@@ -62,11 +62,11 @@ def test_aes_in_counter_mode_has_the_vectors_of_nist():
         "2b0930daa23de94ce87017ba2d84988ddfc9c58db67aada613c2dd08457941a6"
     )
     stream = int(plain_blocks, 16) ^ int(cipher, 16)
-    out = np.empty(64, np.uint8)
+    cipher_bytes = np.empty(64, np.uint8)
     high, low = (int.from_bytes(counter[i : i + 8], "big") for i in (0, 8))
-    aes_counter_mode(key)(out, high, low)
-    assert out.tobytes() == stream.to_bytes(64, "big")
-    assert aes256(key, high, low) == out[:16].tobytes()  # and the oracle's
+    aes_counter_mode(key)(cipher_bytes, high, low)
+    assert cipher_bytes.tobytes() == stream.to_bytes(64, "big")
+    assert aes256(key, high, low) == cipher_bytes[:16].tobytes()  # and the oracle's
 
 
 @pytest.mark.parametrize("seed", [0, 7, 2**256 - 1, 10**99])
@@ -112,10 +112,10 @@ def stream_of(first, second, more=None):
 
 
 def normals(first, second, more=None):
-    out = np.empty((1, CHUNK), np.float32)
+    drawn_chunk = np.empty((1, CHUNK), np.float32)
     words = (np.asarray(chunk, np.uint32) for chunk in (first, second))
-    GaussianSource(noise_key(0), bits=stream_of(*words, more)).fill(out, 0)
-    return out[0].astype(np.float64)
+    GaussianSource(noise_key(0), bits=stream_of(*words, more)).fill(drawn_chunk, 0)
+    return drawn_chunk[0].astype(np.float64)
 
 
 def test_tail_is_right_as_far_as_float64_reaches():
@@ -136,15 +136,15 @@ def test_tail_is_right_as_far_as_float64_reaches():
     extra_bits[0] = 0
     z = normals(first_words, second_words, extra_bits)
     radius = np.hypot(z[:length], z[length:])
-    exact = []
+    exact_radii = []
     for a, b, m in zip(
         first_words.tolist(), second_words.tolist(), extra_bits.tolist(), strict=True
     ):
         bits = a << 8 | b & 255
         uniform = bits + (m + 0.5) / 2**64 if bits < 2**24 else bits + 0.5
-        exact.append(np.sqrt(-2 * np.log(uniform / 2**40)))
+        exact_radii.append(np.sqrt(-2 * np.log(uniform / 2**40)))
     # float32 has 24 bits: between its own numbers near 1 a radius is off by so much.
-    np.testing.assert_allclose(radius, exact, rtol=1e-5, atol=2e-6)
+    np.testing.assert_allclose(radius, exact_radii, rtol=1e-5, atol=2e-6)
     # 12.06: the largest there is
     assert radius[0] == pytest.approx(np.sqrt(2 * 105 * np.log(2)), rel=1e-6)
     assert radius[length // 2] > 0  # of the uniform nearest to 1
@@ -160,12 +160,12 @@ def test_draws_beyond_6_have_the_frequency_of_the_normal():
         lambda trials: missed_by_count(trials, expected_share, 0.5 * expected_share)
     )
     rng = np.random.default_rng(1)
-    drawn = []
-    while len(drawn) < trials:
+    drawn_normals = []
+    while len(drawn_normals) < trials:
         words = rng.integers(0, 2**9, 512), rng.integers(0, 2**32, 512)
         # One of the two of a pair: their radius is the same.
-        drawn.extend(normals(*words, rng.integers(0, 2**64, 512, np.uint64))[:512])
-    count = int((np.abs(drawn[:trials]) > 6.0).sum())
+        drawn_normals.extend(normals(*words, rng.integers(0, 2**64, 512, np.uint64))[:512])
+    count = int((np.abs(drawn_normals[:trials]) > 6.0).sum())
     assert p_of_count(count, trials, expected_share) > 1e-6
     assert (
         p_of_count(int(0.5 * expected_share * trials), trials, expected_share) < 1e-6

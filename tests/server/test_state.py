@@ -40,14 +40,14 @@ def chance(noise_multiplier, end, draws=2_000_000):
 
 @pytest.mark.parametrize("noise_multiplier", [0.2, 0.3, 0.5])
 def test_delta_that_the_end_of_the_tail_would_break_is_refused(noise_multiplier):
-    end = 9.49
-    exact = chance(noise_multiplier, end)
+    tail_end = 9.49
+    exact_chance = chance(noise_multiplier, tail_end)
     # Of an entry alone it would be too little.
-    assert exact > 1.2 * scipy.stats.norm.sf(end - 1 / noise_multiplier)
+    assert exact_chance > 1.2 * scipy.stats.norm.sf(tail_end - 1 / noise_multiplier)
     # The bound is twice that of one pair.
-    check_tail(plan(noise_multiplier, 20.01 * exact), end, entries=2)
+    check_tail(plan(noise_multiplier, 20.01 * exact_chance), tail_end, entries=2)
     with refusal("draws of at most 9.49 standard deviations"):
-        check_tail(plan(noise_multiplier, max(1e-15, 9.99 * exact)), end, entries=2)
+        check_tail(plan(noise_multiplier, max(1e-15, 9.99 * exact_chance)), tail_end, entries=2)
 
 
 def test_shift_that_is_spread_over_many_draws_counts():

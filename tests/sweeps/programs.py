@@ -12,11 +12,11 @@ def clients_in_turn():
     Tracing vectorised clients takes two thirds of a small run.
     """
     *python, program = job.PROGRAM
-    small = (
+    small_model_code = (
         "from fedmf.federated.client_training import vectorised_sizes; "
         "vectorised_sizes.SMALL_MODEL = 0; "
     )
-    return *python, small + program
+    return *python, small_model_code + program
 
 
 class Here:

@@ -26,18 +26,18 @@ FIXED = {
 
 @pytest.fixture(scope="module")
 def machines():
-    started = Cluster(
+    ray_cluster = Cluster(
         initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False}
     )
-    ray.init(address=started.address, log_to_driver=False, logging_level="ERROR")
-    yield started
+    ray.init(address=ray_cluster.address, log_to_driver=False, logging_level="ERROR")
+    yield ray_cluster
     ray.shutdown()
-    started.shutdown()
+    ray_cluster.shutdown()
 
 
 def num_rounds(out, name):
-    file = sweep.run_folder(out, name) / "metrics.jsonl"
-    return file.read_bytes().count(b"\n") if file.exists() else 0
+    metrics_path = sweep.run_folder(out, name) / "metrics.jsonl"
+    return metrics_path.read_bytes().count(b"\n") if metrics_path.exists() else 0
 
 
 def test_the_runs_of_a_lost_machine_resume_elsewhere(machines, tmp_path, monkeypatch):
@@ -89,7 +89,7 @@ def test_more_processors_than_a_machine_has_are_refused(tmp_path):
 
 @pytest.mark.usefixtures("two_processors")
 def test_halving_on_a_cluster_stops_a_diverging_run(tmp_path):
-    out = tmp_path / "sweep"
+    out_path = tmp_path / "sweep"
     options = " ".join(
         f"--{name.replace('_', '-')} {value}"
         for name, value in FIXED.items()
@@ -99,13 +99,15 @@ def test_halving_on_a_cluster_stops_a_diverging_run(tmp_path):
         "--vary server-learning-rate=0.2,1000000 --rounds 20 --epsilon 400 --noise-seed os "
         "--halving"
     )
-    command_options = f"--out {out} -o clients=60 --cluster auto --jobs 2 --quiet"
+    command_options = f"--out {out_path} -o clients=60 --cluster auto --jobs 2 --quiet"
     answer = printed_by(f"sweep {command_options} {options} {rates}")
-    rounds_by_run = {path.name: num_rounds(out, path.name) for path in (out / "runs").iterdir()}
+    rounds_by_run = {
+        path.name: num_rounds(out_path, path.name) for path in (out_path / "runs").iterdir()
+    }
     assert rounds_by_run == {"server_learning_rate=0.2": 20, "server_learning_rate=1000000": 10}
     assert "The 2 private runs together" in answer["together"]
     assert "Halving went by validations, which the guarantee does not cover" in answer["together"]
     # Validations decided on its end: its guarantee is that of all rounds.
-    stopped = fedmf.audit_run(out / "runs" / "server_learning_rate=1000000")
-    assert stopped.epsilon == stopped.planned.epsilon
-    assert "the run was stopped before them because of its results" in stopped.unrecorded
+    stopped_audit = fedmf.audit_run(out_path / "runs" / "server_learning_rate=1000000")
+    assert stopped_audit.epsilon == stopped_audit.planned.epsilon
+    assert "the run was stopped before them because of its results" in stopped_audit.unrecorded

@@ -13,17 +13,17 @@ FIXED = {"rounds": 8, "min_sep": 4, "cohort_size": 2}
 
 
 def test_options_that_a_family_lacks_are_left_out_and_no_config_occurs_twice():
-    varied = {
+    varied_options = {
         "family": ["none", "identity", "banded", "tree"],
         "bands": [2, 4],
         "equal_norms": [True],
         "decoder": ["online", "full"],
         "epsilon": [2.0, 8.0],
     }
-    configs = sweep_configs(FIXED, varied)
+    configs = sweep_configs(FIXED, varied_options)
     count = {
         family: sum(config.family == family for config in configs.values())
-        for family in varied["family"]
+        for family in varied_options["family"]
     }
     assert count == {"none": 1, "identity": 2, "banded": 4, "tree": 4}
     assert len(set(configs.values())) == len(configs)

@@ -88,8 +88,8 @@ def test_settings_whose_loss_rose_or_is_not_finite_are_stopped(going_on, diverge
 
 def test_the_lowest_loss_continues_with_a_warning_if_all_losses_rose(going_on):
     configs, names = rates(0.1, 0.2, 0.5, 1.0, family="identity", epsilon=8.0)
-    ends = {0.1: (3, 4), 0.2: (3, 3.5), 0.5: (3, 3.2), 1.0: (3, math.nan)}
-    curves = {names[rate]: losses(*values) for rate, values in ends.items()}
+    losses_by_rate = {0.1: (3, 4), 0.2: (3, 3.5), 0.5: (3, 3.2), 1.0: (3, math.nan)}
+    curves = {names[rate]: losses(*values) for rate, values in losses_by_rate.items()}
     with pytest.warns(UserWarning, match=f"validation loss of every .*{names[0.5]} .* with 3.2;"):
         assert going_on(configs, curves, 4) == [names[0.5]]
 
@@ -105,16 +105,16 @@ def test_failed_runs_do_not_warn(going_on):
 
 def test_a_task_without_a_loss_is_judged_by_its_headline_metric(going_on):
     configs, names = rates(0.1, 0.2)
-    for headline, best in (("accuracy", 0.2), ("mean_squared_error", 0.1)):
+    for headline, best_rate in (("accuracy", 0.2), ("mean_squared_error", 0.1)):
         curves = {names[rate]: [{headline: 0.5}, {headline: rate}] for rate in names}
-        assert going_on(configs, curves, 4, headline) == [names[best]]
+        assert going_on(configs, curves, 4, headline) == [names[best_rate]]
 
 
 def test_private_losses_decide_if_runs_have_them(monkeypatch):
     configs, names = rates(0.1, 0.2, family="identity", epsilon=8.0, private_metrics=0.1)
 
     def run(out, name):
-        private = {0.1: [4, 4, 3, 3], 0.2: [4, 4, 2, 2]}[configs[name].server_learning_rate]
+        private_losses = {0.1: [4, 4, 3, 3], 0.2: [4, 4, 2, 2]}[configs[name].server_learning_rate]
         rows = [
             {
                 "round": t,
@@ -123,7 +123,7 @@ def test_private_losses_decide_if_runs_have_them(monkeypatch):
                 },
                 "validation": {"loss": -loss},
             }
-            for t, loss in enumerate(private)
+            for t, loss in enumerate(private_losses)
         ]  # fmt: skip
         return types.SimpleNamespace(config=configs[name], metrics=rows)
 
@@ -165,7 +165,7 @@ def test_the_bar_counts_the_rounds_that_halving_will_train(monkeypatch, tmp_path
         {"server_learning_rate": [0.1, 0.2, 0.5, 1.0, 2.0], "seed": [0, 1]},
     )
     rounds_by_run = dict.fromkeys(configs, 0)
-    best = list(configs)[:2]
+    best_names = list(configs)[:2]
     totals = []
 
     def iter_finished_runs(out, names, options, failures, arguments=()):
@@ -196,7 +196,7 @@ def test_the_bar_counts_the_rounds_that_halving_will_train(monkeypatch, tmp_path
     monkeypatch.setattr(sweep, "num_rounds_done", lambda folder: rounds_by_run[folder.name])
     monkeypatch.setattr(sweep.RunFolder, "mark_stopped_by_data", lambda folder, rounds: None)
     monkeypatch.setattr(
-        halving, "runs_going_on", lambda out, names, rung: [*names][:6] if rung == 2 else best
+        halving, "runs_going_on", lambda out, names, rung: [*names][:6] if rung == 2 else best_names
     )
     sweep.train_all(tmp_path, configs, SweepOptions(noise_seed="os", halving=True))
     assert totals == [10 * 2 + 6 * 2 + 4 * 4, 48, 4 * 2 + 4 * 4 + 2 * 8, 40]

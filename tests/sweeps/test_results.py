@@ -58,14 +58,14 @@ def runs():
 
 
 def test_the_best_setting_is_that_of_the_largest_mean_over_the_seeds(runs):
-    banded, none = best_settings(runs)
-    assert banded.compared == {"family": "banded", "epsilon": 8.0}
-    assert banded.tuned == {"server_learning_rate": 0.5}
-    assert banded.validation == pytest.approx([0.3, 0.31])
-    assert banded.test == pytest.approx([0.29, 0.3])
-    assert (banded.settings, banded.at_edge) == (4, [])
-    assert none.tuned == {"server_learning_rate": 1.0}
-    assert none.at_edge == ["server_learning_rate"]
+    banded_best, noiseless_best = best_settings(runs)
+    assert banded_best.compared == {"family": "banded", "epsilon": 8.0}
+    assert banded_best.tuned == {"server_learning_rate": 0.5}
+    assert banded_best.validation == pytest.approx([0.3, 0.31])
+    assert banded_best.test == pytest.approx([0.29, 0.3])
+    assert (banded_best.settings, banded_best.at_edge) == (4, [])
+    assert noiseless_best.tuned == {"server_learning_rate": 1.0}
+    assert noiseless_best.at_edge == ["server_learning_rate"]
     _, first_line, second_line, *_, last_line = best_table(runs).splitlines()
     assert first_line.split()[:4] == ["banded", "8", "0.5", "0.3050"]
     assert second_line.split()[:3] == ["none", "-", "1*"]
@@ -87,19 +87,23 @@ def halved(tmp_path):
 
 
 def test_stopped_settings_count_as_tried(halved, drawn):
-    finished = halved[3:]
-    stopped = stopped_by_data(halved)
-    assert stopped == halved[:3]
-    (best,) = best_settings(finished, stopped=stopped)
-    assert (best.settings, best.at_edge) == (4, ["server_learning_rate"])
-    assert best.tuned == {"server_learning_rate": 4.0}
-    header, row, note, *_ = best_table(finished, stopped=stopped).splitlines()
+    finished_runs = halved[3:]
+    stopped_runs = stopped_by_data(halved)
+    assert stopped_runs == halved[:3]
+    (best_setting,) = best_settings(finished_runs, stopped=stopped_runs)
+    assert (best_setting.settings, best_setting.at_edge) == (4, ["server_learning_rate"])
+    assert best_setting.tuned == {"server_learning_rate": 4.0}
+    header, row, note, *_ = best_table(finished_runs, stopped=stopped_runs).splitlines()
     assert header.startswith("server_learning_rate")
     assert row.split()[0] == "4*"
     assert row.split()[-1] == "4"
     assert "may lie beyond" in note
-    assert results_csv(finished, stopped=stopped).splitlines()[0].startswith("run,server_learn")
-    assert validation_figure(finished, stopped=stopped) is not None
+    assert (
+        results_csv(finished_runs, stopped=stopped_runs)
+        .splitlines()[0]
+        .startswith("run,server_learn")
+    )
+    assert validation_figure(finished_runs, stopped=stopped_runs) is not None
     (label, rates, heights), (_, crosses, _) = drawn
     assert (label, rates) == ("Banded (8 bands)", [0.1, 0.5, 1.0, 4.0])
     assert np.isfinite(heights).tolist() == [False] * 3 + [True]
@@ -113,8 +117,8 @@ def test_the_best_of_models_that_all_diverged_has_no_star():
     runs = [
         reached(make_run("banded", server_learning_rate=rate), math.nan) for rate in (0.1, 0.5, 1.0)
     ]
-    (best,) = best_settings(runs)
-    assert (best.settings, best.at_edge) == (3, [])
+    (best_setting,) = best_settings(runs)
+    assert (best_setting.settings, best_setting.at_edge) == (3, [])
 
 
 def with_error(run, error, rate=1.0):
@@ -127,12 +131,12 @@ def with_error(run, error, rate=1.0):
 
 def test_a_model_whose_loss_is_not_finite_is_never_the_best(runs):
     """Its accuracy is finite: it is the share of the first class."""
-    best = runs[2]
+    best_run = runs[2]
     for loss in (math.nan, math.inf, -math.inf):
         validation = {"accuracy": 0.9, "loss": loss}
         diverged = dataclasses.replace(runs[4], result=runs[4].result | {"validation": validation})
         assert math.isnan(score_of(diverged))
-        for order in ([best, diverged], [diverged, best]):
+        for order in ([best_run, diverged], [diverged, best_run]):
             (chosen,) = best_settings(order)
             assert chosen.tuned == {"server_learning_rate": 0.5}
 
@@ -141,17 +145,21 @@ def test_errors_are_minimised(runs):
     assert score_of(with_error(runs[0], 0.75)) == -0.75
     assert math.isnan(score_of(with_error(runs[0], math.inf)))
     errors = {0.1: 0.7, 0.5: 0.3, 1.0: 0.4, 2.0: math.inf}
-    (best,) = best_settings([with_error(runs[0], error, rate) for rate, error in errors.items()])
-    assert best.tuned == {"server_learning_rate": 0.5}
+    (best_setting,) = best_settings(
+        [with_error(runs[0], error, rate) for rate, error in errors.items()]
+    )
+    assert best_setting.tuned == {"server_learning_rate": 0.5}
 
 
 def test_searched_fields_are_tuned_and_have_no_edges(runs):
     searched = ["family", "server_learning_rate"]
-    private, bare = best_settings(runs, 0, searched)  # a promise and none are not compared
-    assert (private.compared, bare.compared) == ({"epsilon": 8.0}, {"epsilon": None})
-    assert private.tuned == {"family": "banded", "server_learning_rate": 0.5}
-    assert bare.tuned == {"family": "none", "server_learning_rate": 1.0}
-    assert bare.at_edge == []
+    private_best, noiseless_best = best_settings(
+        runs, 0, searched
+    )  # a promise and none are not compared
+    assert (private_best.compared, noiseless_best.compared) == ({"epsilon": 8.0}, {"epsilon": None})
+    assert private_best.tuned == {"family": "banded", "server_learning_rate": 0.5}
+    assert noiseless_best.tuned == {"family": "none", "server_learning_rate": 1.0}
+    assert noiseless_best.at_edge == []
 
 
 def test_the_table_has_a_row_for_every_run(runs):
@@ -161,22 +169,22 @@ def test_the_table_has_a_row_for_every_run(runs):
     for row, run in zip(rows, runs, strict=True):
         assert float(row["server_learning_rate"]) == run.config.server_learning_rate
         assert row["validation_accuracy"] == str(run.result["validation"]["accuracy"])
-        private = run.config.family != "none"
-        assert row["plan_epsilon"] == str(run.plan["epsilon"]) * private
-        assert row["plan_noise_multiplier"] == str(run.plan["noise_multiplier"]) * private
+        is_private = run.config.family != "none"
+        assert row["plan_epsilon"] == str(run.plan["epsilon"]) * is_private
+        assert row["plan_noise_multiplier"] == str(run.plan["noise_multiplier"]) * is_private
     (untested,) = table([dataclasses.replace(runs[0], result=runs[0].result | {"test": {}})])
     assert untested["test_accuracy"] == ""
 
 
 def test_the_row_of_a_simulation_names_it():
-    simulated = make_run("banded", claimed_cohort=50)
-    honest = make_run("banded")
-    rows = table([simulated, honest])
+    simulated_run = make_run("banded", claimed_cohort=50)
+    honest_run = make_run("banded")
+    rows = table([simulated_run, honest_run])
     assert [row["simulated_for_cohort"] for row in rows] == ["50", ""]
     assert [bool(row["achieved_epsilon"]) for row in rows] == [False, True]
-    table_text = " ".join(best_table([simulated]).split())
+    table_text = " ".join(best_table([simulated_run]).split())
     assert "the models trained here do not have it" in table_text
-    assert "Simulation" not in best_table([honest])
+    assert "Simulation" not in best_table([honest_run])
 
 
 def test_the_joint_epsilon_is_that_of_the_composition():
@@ -202,10 +210,10 @@ def test_the_joint_epsilon_is_that_of_the_composition():
 def test_the_joint_epsilon_of_simulated_bounds_states_their_error_probability():
     banded_run = make_run("banded")
     config = banded_run.plan["config"] | {"sampling": "balls-in-bins"}
-    simulated = dataclasses.replace(
+    simulated_run = dataclasses.replace(
         banded_run, plan=banded_run.plan | {"sampling": config, "config": config}
     )
-    joint_text = together([simulated, banded_run, simulated])
+    joint_text = together([simulated_run, banded_run, simulated_run])
     assert "(simulated: wrong with probability at most 2e-9)" in joint_text
 
 
@@ -275,13 +283,13 @@ def with_curve(run, values):
 def test_a_setting_may_be_chosen_by_the_mean_over_the_last_rounds():
     # Validated after rounds 4, 8, ..., 24 of 24.
     curves = {0.1: [0, 0, 0.1, 0.1, 0.1, 0.4], 0.5: [0, 0, 0.3, 0.3, 0.3, 0.3]}
-    lucky, steady = both_runs = [
+    lucky_run, steady_run = both_runs = [
         with_curve(make_run("banded", server_learning_rate=rate), curve)
         for rate, curve in curves.items()
     ]
     for over, mean in ((0, 0.4), (1, 0.4), (5, 0.25), (16, 0.175), (1000, 0.7 / 6)):
-        assert validation_of(lucky, over) == pytest.approx(mean)
-    for over, chosen in ((0, lucky), (16, steady)):
+        assert validation_of(lucky_run, over) == pytest.approx(mean)
+    for over, chosen in ((0, lucky_run), (16, steady_run)):
         (best,) = best_settings(both_runs, over)
         assert best.tuned["server_learning_rate"] == chosen.config.server_learning_rate
         assert ("the last 16 rounds" in best_table(both_runs, over)) == (over == 16)
@@ -289,8 +297,10 @@ def test_a_setting_may_be_chosen_by_the_mean_over_the_last_rounds():
     assert float(row["validation_accuracy"]) == 0.4
     assert float(row["smoothed_validation_accuracy"]) == pytest.approx(0.175)
     # The end of the run counts where it was no round for validation.
-    longer = dataclasses.replace(lucky, config=dataclasses.replace(lucky.config, rounds=26))
-    assert validation_of(longer, 6) == pytest.approx((0.4 + 0.4) / 2)
+    longer_run = dataclasses.replace(
+        lucky_run, config=dataclasses.replace(lucky_run.config, rounds=26)
+    )
+    assert validation_of(longer_run, 6) == pytest.approx((0.4 + 0.4) / 2)
 
 
 def test_the_best_figure_shows_the_best_settings_over_the_compared_values(drawn):
@@ -322,8 +332,12 @@ def test_bands_are_chosen_for_each_epsilon_if_cohorts_are_sampled(drawn):
     runs += [
         reached(make_run("identity", epsilon=epsilon, **drawing), 0.1) for epsilon in (1.0, 8.0)
     ]
-    banded, second_best, *_ = best_settings(runs)
-    assert (banded.compared["epsilon"], banded.tuned["bands"], second_best.tuned["bands"]) == (
+    first_best, second_best, *_ = best_settings(runs)
+    assert (
+        first_best.compared["epsilon"],
+        first_best.tuned["bands"],
+        second_best.tuned["bands"],
+    ) == (
         1.0,
         2,
         4,

@@ -93,7 +93,13 @@ def test_as_many_runs_train_at_a_time_as_there_are_jobs(trains, tmp_path):
         (float(said(tmp_path, name).split()[0]), float(said(tmp_path, name, "ended")))
         for name in configs
     ]
-    assert max(sum(began <= start < ended for began, ended in spans) for start, _ in spans) == 2
+    assert (
+        max(
+            sum(begin_time <= start_time < end_time for begin_time, end_time in spans)
+            for start_time, _ in spans
+        )
+        == 2
+    )
     logs = [sweep.log_file(tmp_path, name) for name in configs]
     assert {log.stat().st_mode & 0o077 for log in logs} == {0}  # warnings name training losses
     # A process trains run after run.
@@ -156,29 +162,29 @@ def test_runs_that_differ_in_more_than_their_names_say_are_refused(trains, tmp_p
     for field, value in {"cohort_size": 3, "epsilon": 2.0}.items():
         with refusal(f"holds a run with {field}=.*, or vary {field}"):
             train(tmp_path, sweep_configs(FIXED | {field: value}, {"seed": [5]}))
-    moved = sweep_configs(FIXED | {"data": "elsewhere.sqlite"}, {"seed": [0]})
-    assert sweep_folder.in_folder(tmp_path, moved) == moved
+    moved_configs = sweep_configs(FIXED | {"data": "elsewhere.sqlite"}, {"seed": [0]})
+    assert sweep_folder.in_folder(tmp_path, moved_configs) == moved_configs
     # What a name says may differ, and what one of the families does not take.
-    for varied in ({"cohort_size": [3]}, {"family": ["banded"], "bands": [2]}):
-        assert sweep_folder.in_folder(tmp_path, grid(**varied)) == grid(**varied)
+    for varied_values in ({"cohort_size": [3]}, {"family": ["banded"], "bands": [2]}):
+        assert sweep_folder.in_folder(tmp_path, grid(**varied_values)) == grid(**varied_values)
 
 
 def test_another_mechanism_in_a_file_of_the_same_name_is_refused(trains, tmp_path):
-    once = fedmf.Participation(rounds=4, schema="min_sep", min_sep=2)
+    participation = fedmf.Participation(rounds=4, schema="min_sep", min_sep=2)
     file = tmp_path / "m.npz"
-    fedmf.fit(fedmf.prefix_sum(4), once, family="identity").save(file)
+    fedmf.fit(fedmf.prefix_sum(4), participation, family="identity").save(file)
     both_configs = sweep_configs(
         FIXED | {"family": "file", "mechanism": str(file)}, {"seed": [0, 1]}
     )
     first_config = {"seed=0": both_configs["seed=0"]}
-    out = tmp_path / "sweep"
-    train(out, first_config)
-    shutil.copy(file, sweep.run_folder(out, "seed=0") / "mechanism.npz")  # as a run does
-    assert list(sweep_folder.in_folder(out, both_configs)) == ["seed=0", "seed=1"]
-    fedmf.fit(fedmf.prefix_sum(4), once, family="banded", bands=2).save(file)
+    out_path = tmp_path / "sweep"
+    train(out_path, first_config)
+    shutil.copy(file, sweep.run_folder(out_path, "seed=0") / "mechanism.npz")  # as a run does
+    assert list(sweep_folder.in_folder(out_path, both_configs)) == ["seed=0", "seed=1"]
+    fedmf.fit(fedmf.prefix_sum(4), participation, family="banded", bands=2).save(file)
     for configs in (both_configs, first_config):
         with refusal("is not the one that .*seed=0 was trained with"):
-            sweep_folder.in_folder(out, configs)
+            sweep_folder.in_folder(out_path, configs)
 
 
 def test_inputs_that_no_run_accepts_end_the_sweep(trains, tmp_path):
@@ -243,16 +249,16 @@ COMMAND = (
 @pytest.mark.usefixtures("clients_in_turn")
 def test_the_sweep_command_trains_each_run_once_and_reports(tmp_path, capfd, monkeypatch):
     monkeypatch.setattr(job, "PROGRAM", programs.clients_in_turn())
-    out = tmp_path / "sweep"
-    command = f"{COMMAND} --out {out}"
+    out_path = tmp_path / "sweep"
+    command = f"{COMMAND} --out {out_path}"
     result = printed_by(f"{command} --jobs 2")
     assert [best["settings"] for best in result["best"]] == [2, 2]
     assert result["failed"] == {}
     assert "The 2 private runs together: epsilon" in result["together"]
-    *_, last_run = runs = [fedmf.Run.load(path) for path in sorted((out / "runs").iterdir())]
+    *_, last_run = runs = [fedmf.Run.load(path) for path in sorted((out_path / "runs").iterdir())]
     assert len({(run.path / "private" / "noise_seed").read_text() for run in runs}) == 4
     for name in ("figure.png", "report/report.html"):
-        assert (out / name).stat().st_size > 10_000
+        assert (out_path / name).stat().st_size > 10_000
     # Two processes trained two runs each. The last one alone has the same bits.
     seed = (last_run.path / "private" / "noise_seed").read_text().strip()
     repeat_options = f"--config {last_run.path}/config.json --out {tmp_path}/alone"
@@ -266,30 +272,30 @@ def test_the_sweep_command_trains_each_run_once_and_reports(tmp_path, capfd, mon
     (last_run.path / "result.json").unlink()
     first_config = {run.path.name: run.config for run in runs[:1]}
     assert (
-        sweep.run_sweep(out, first_config, SweepOptions(noise_seed="os"))["together"]
+        sweep.run_sweep(out_path, first_config, SweepOptions(noise_seed="os"))["together"]
         == result["together"]
     )
-    assert (out / "results.csv").read_text().count("\n") == 4
+    assert (out_path / "results.csv").read_text().count("\n") == 4
     (last_run.path / "result.json").write_bytes(last_result)
     # The bar has the rounds of the runs that were asked for.
     capfd.readouterr()
-    assert train(out, first_config, progress=True) == {}
+    assert train(out_path, first_config, progress=True) == {}
     assert "sweep: 100%" in capfd.readouterr().err
     # The answer is for people.
     text = program(f"{command} --smoothed-over 2").stdout
     assert "validation: the mean over the last 2 rounds" in text
-    assert "smoothed_validation_accuracy" in (out / "results.csv").read_text()
+    assert "smoothed_validation_accuracy" in (out_path / "results.csv").read_text()
     assert result["together"] in text
 
 
 def test_a_run_with_a_committed_round_counts_as_begun_whatever_its_metric_rows(tmp_path):
     cut, never = (new_run(tmp_path / name, fedmf.TrainConfig(**FIXED)) for name in ("cut", "never"))
     commit_rounds(cut, [[0]], num_records=0)
-    copied = new_run(tmp_path / "copied", fedmf.TrainConfig(**FIXED))
-    commit_rounds(copied, [[0]])
-    shutil.rmtree(copied.path / "private")
-    folders = [never.path, cut.path, copied.path, tmp_path / "none"]
-    assert [run.path for run in sweep_folder.begun_runs(folders)] == [cut.path, copied.path]
+    copied_folder = new_run(tmp_path / "copied", fedmf.TrainConfig(**FIXED))
+    commit_rounds(copied_folder, [[0]])
+    shutil.rmtree(copied_folder.path / "private")
+    folders = [never.path, cut.path, copied_folder.path, tmp_path / "none"]
+    assert [run.path for run in sweep_folder.begun_runs(folders)] == [cut.path, copied_folder.path]
 
 
 def test_lists_in_a_config_file_are_varied(tmp_path):

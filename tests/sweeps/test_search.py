@@ -61,8 +61,8 @@ class Instant:
         rate = config["server_learning_rate"]
         rows = [{"round": t} for t in range(4)]
         if config["private_metrics"]:
-            private = {"clients": 4, "accuracy": rate / 4, "stddev": {"clients": 1.0}}
-            rows = [{**row, "private": private} for row in rows]
+            private_row = {"clients": 4, "accuracy": rate / 4, "stddev": {"clients": 1.0}}
+            rows = [{**row, "private": private_row} for row in rows]
         (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         if config["clip_norm"] == 3:
             return 1
@@ -173,15 +173,17 @@ def test_the_next_trial_depends_on_the_scores_of_earlier_trials(trains, tmp_path
 
 
 def test_lists_ranges_and_options_of_some_families_are_searched(trains, out):
-    varied = {
+    varied_values = {
         "bands": Range(1, 4),
         "family": ["none", "banded", "tree"],
         "server_momentum": Range(0.0, 0.9),
         "zeroing_norm": [None, 100.0],
         "task_option.lstm_size": ["8", "16"],
     }
-    assert found(out, 14, varied, jobs=2) == {}
-    configs = {name: trial.config for name, trial in search.trials_in(out, space(varied)).items()}
+    assert found(out, 14, varied_values, jobs=2) == {}
+    configs = {
+        name: trial.config for name, trial in search.trials_in(out, space(varied_values)).items()
+    }
     assert len(configs) == len(set(configs.values())) == 14
     assert {config.family for config in configs.values()} == {"none", "banded", "tree"}
     assert {config.zeroing_norm for config in configs.values()} == {None, 100.0}
@@ -193,8 +195,8 @@ def test_lists_ranges_and_options_of_some_families_are_searched(trains, out):
 
 
 def test_numbers_are_short_inside_their_range_and_logarithmic_where_it_is_positive():
-    varied = {"server_learning_rate": Range(1e-4, 1.0), "server_momentum": Range(0.0, 0.9)}
-    first_trials = in_turn(space(varied), 9)
+    varied_values = {"server_learning_rate": Range(1e-4, 1.0), "server_momentum": Range(0.0, 0.9)}
+    first_trials = in_turn(space(varied_values), 9)
     for setting_text in ",".join(first_trials).split(","):
         assert len(setting_text.partition("=")[2]) <= len("0.0001234")
     rates = sorted(trial.chosen["server_learning_rate"] for trial in first_trials.values())
@@ -206,8 +208,8 @@ def test_numbers_are_short_inside_their_range_and_logarithmic_where_it_is_positi
 
 
 def test_existing_runs_count_as_trials(trains, out):
-    varied = {"server_learning_rate": [0.5, 2.0], "clip_norm": [1.0, 0.1]}
-    sweep.train_all(out, sweep_configs(FIXED, varied), SweepOptions(noise_seed="os"))
+    varied_values = {"server_learning_rate": [0.5, 2.0], "clip_norm": [1.0, 0.1]}
+    sweep.train_all(out, sweep_configs(FIXED, varied_values), SweepOptions(noise_seed="os"))
     trains()
     # Two of the four have the clip of the search; the others are none of it.
     found(out, 3, clip_norm=0.1)
@@ -226,13 +228,13 @@ def test_existing_runs_count_as_trials(trains, out):
 
 
 def test_failed_runs_count_as_trials_and_the_search_continues(trains, out):
-    varied = {**RATES, "clip_norm": [1.0, 3.0]}
-    failures = found(out, 6, varied)
+    varied_values = {**RATES, "clip_norm": [1.0, 3.0]}
+    failures = found(out, 6, varied_values)
     failed = {name for name in trains() if "clip_norm=3" in name}
     assert set(failures) == failed
     assert 0 < len(failed) < 6
     assert {failure.status for failure in failures.values()} == {1}
-    assert set(found(out, 6, varied)) == failed  # tried again
+    assert set(found(out, 6, varied_values)) == failed  # tried again
     assert set(trains()) == failed
 
 
@@ -243,9 +245,9 @@ def test_inputs_that_no_run_accepts_end_the_search(trains, tmp_path, out):
     # Where others have begun, it is the trial that cannot.
     found(tmp_path / "other", 1)
     failures = found(tmp_path / "other", 8, {**RATES, "clip_norm": [1.0, 4.0]})
-    begun = trains()
-    assert len(begun) == 8
-    assert set(failures) == {name for name in begun if "clip_norm=4" in name} != set()
+    begun_names = trains()
+    assert len(begun_names) == 8
+    assert set(failures) == {name for name in begun_names if "clip_norm=4" in name} != set()
 
 
 def test_fields_that_contradict_each_other_are_not_tried(monkeypatch):
@@ -269,12 +271,12 @@ def test_the_guarantee_counts_every_trial(trains, out):
     sqrt(n).
     """
     found(out, 7, {**RATES, "clip_norm": [1.0, 3.0]})
-    begun = sweep_folder.begun_runs((out / "runs").iterdir())
-    assert len(begun) == 7
-    assert any(run.result is None for run in begun)
+    begun_runs = sweep_folder.begun_runs((out / "runs").iterdir())
+    assert len(begun_runs) == 7
+    assert any(run.result is None for run in begun_runs)
     sigma = fedmf.TrainConfig(**FIXED).plan().noise_multiplier
-    epsilon = gaussian_epsilon(sigma / math.sqrt(7), begun[0].plan["delta"])
-    assert f"epsilon {math.ceil(epsilon * 100) / 100:.2f}" in results.together(begun)
+    epsilon = gaussian_epsilon(sigma / math.sqrt(7), begun_runs[0].plan["delta"])
+    assert f"epsilon {math.ceil(epsilon * 100) / 100:.2f}" in results.together(begun_runs)
 
 
 def test_private_metrics_decide_if_runs_have_them(trains, out):
@@ -319,9 +321,9 @@ def test_without_optuna_it_says_what_to_install(monkeypatch, tmp_path):
 
 def test_the_sweep_command_reports_the_best_trial(trains, tmp_path, monkeypatch):
     monkeypatch.setattr(sweep, "write_report", lambda runs, folder, title: folder)
-    out = tmp_path / "sweep"
+    out_path = tmp_path / "sweep"
     command = (
-        f"sweep --out {out} --vary server-learning-rate=0.1:2 --search optuna --trials 3 "
+        f"sweep --out {out_path} --vary server-learning-rate=0.1:2 --search optuna --trials 3 "
         "--family identity --epsilon 8 --rounds 4 --cohort-size 2 --min-sep 2 --noise-seed os "
         "--quiet"
     )
@@ -330,11 +332,11 @@ def test_the_sweep_command_reports_the_best_trial(trains, tmp_path, monkeypatch)
     assert "The search went by validations" in result["together"]
     accuracy = {
         path.name: fedmf.Run.load(path).result["validation"]["accuracy"]
-        for path in (out / "runs").iterdir()
+        for path in (out_path / "runs").iterdir()
     }
     best = max(accuracy, key=accuracy.__getitem__)
     expected = {"trials": 3, "by": "validation accuracy", "best": best, "value": accuracy[best]}
     assert result["search"] == expected
-    assert (out / "figure.png").exists()
+    assert (out_path / "figure.png").exists()
     text = program(command).stdout
     assert text.startswith(f"best of 3 trials by validation accuracy: {best} (")

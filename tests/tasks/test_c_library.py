@@ -29,9 +29,9 @@ def test_a_library_is_compiled_once_for_each_content(monkeypatch, tmp_path, sour
     (source.parent / "number.h").write_text("")
     assert c_library.library(other_source).number() == 1
     assert len(list(cache.iterdir())) == 2
-    broken = tmp_path / "broken.c"
-    broken.write_text("this is not C\n")
-    assert c_library.library(broken) is None
+    broken_source = tmp_path / "broken.c"
+    broken_source.write_text("this is not C\n")
+    assert c_library.library(broken_source) is None
     assert len(list(cache.iterdir())) == 2
 
 

@@ -50,9 +50,9 @@ def test_the_synthetic_archive_is_read_as_images_and_labels(archive):
     assert images.y.dtype == images.y_test.dtype == np.int32
     assert set(images.y) == set(range(10))
     assert images.label_names[2] == "square"
-    scaled = data.scaled(images.x)
-    assert scaled.dtype == np.float32
-    assert (scaled.min(), scaled.max()) == (-1, 1)
+    scaled_images = data.scaled(images.x)
+    assert scaled_images.dtype == np.float32
+    assert (scaled_images.min(), scaled_images.max()) == (-1, 1)
 
 
 def test_archives_are_equal_if_and_only_if_their_seeds_are(archive, tmp_path):
@@ -117,8 +117,8 @@ def test_pickles_cannot_run_code(archive, tmp_path, call, protocol):
 
 def batch(**changes):
     content = {b"data": np.zeros((10, 3072), np.uint8), b"labels": [0] * 10}
-    changed = {name.encode(): value for name, value in changes.items()}
-    return pickle.dumps(content | changed, 4)
+    changed_entries = {name.encode(): value for name, value in changes.items()}
+    return pickle.dumps(content | changed_entries, 4)
 
 
 @pytest.mark.parametrize(

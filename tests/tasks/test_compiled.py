@@ -76,8 +76,8 @@ def draw(seed, sizes, sentences, length, scale=0.5):
     shapes = tensor_shapes(sizes[0] + 4, *sizes[1:])
     weights = [(scale * rng.normal(size=shape)).astype(np.float32) for shape in shapes]
     words = rng.integers(1, sizes[0] + 4, (sentences, length + 1)).astype(np.int32)
-    ends = rng.integers(0, length + 2, sentences)
-    words[np.arange(length + 1) >= ends[:, None]] = 0
+    sentence_ends = rng.integers(0, length + 2, sentences)
+    words[np.arange(length + 1) >= sentence_ends[:, None]] = 0
     return weights, np.ascontiguousarray(words[:, :-1]), np.ascontiguousarray(words[:, 1:])
 
 
@@ -102,8 +102,8 @@ published = functools.partial(hypothesis.example, kind="published", form="publis
 def test_the_compiled_epoch_equals_keras_for_any_shape(
     kind, form, sizes, length, sentences, batch_size, seed
 ):
-    drawn = draw(seed, sizes, sentences, length)
-    check(kind, sizes, drawn, form=form, batch_size=batch_size)
+    drawn_case = draw(seed, sizes, sentences, length)
+    check(kind, sizes, drawn_case, form=form, batch_size=batch_size)
 
 
 @pytest.fixture(scope="module")
@@ -144,13 +144,13 @@ def test_a_wrong_gradient_fails_the_comparison(kind, case):
 
 
 def test_updates_are_bitwise_identical_on_another_thread(case):
-    once, loss = compiled("published", *case)
+    first_update, loss = compiled("published", *case)
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         jobs = [pool.submit(compiled, "published", *case) for _ in range(8)]
     for job in jobs:
         update, thread_loss = job.result()
         assert thread_loss == loss
-        assert all(map(np.array_equal, update, once))
+        assert all(map(np.array_equal, update, first_update))
 
 
 def test_the_update_of_a_diverging_client_is_not_finite(case):
@@ -178,16 +178,18 @@ READ_PAST = {
 
 @pytest.mark.parametrize("name", READ_PAST)
 def test_arrays_that_c_would_read_past_are_refused(case, name):
-    changed, change, error = READ_PAST[name]
+    changed_name, change, error = READ_PAST[name]
     sizes, *arrays = case
     array_by_name = dict(zip(("weights", "x", "y"), arrays, strict=True))
     compiled("masked", sizes, **array_by_name)
     with pytest.raises(error):
-        compiled("masked", sizes, **array_by_name | {changed: change(array_by_name[changed])})
+        compiled(
+            "masked", sizes, **array_by_name | {changed_name: change(array_by_name[changed_name])}
+        )
 
 
 def test_extreme_numbers_match_tensorflow():
     """Large weights make exp overflow and close gates; their roundings are 8e-6."""
     sizes = (7, WIDTH, UNITS)
-    drawn = draw(5, sizes, 3, LENGTH, scale=30.0)
-    check("published", sizes, drawn, rtol=1e-3, atol=2e-5, rate=1e-3)
+    drawn_case = draw(5, sizes, 3, LENGTH, scale=30.0)
+    check("published", sizes, drawn_case, rtol=1e-3, atol=2e-5, rate=1e-3)

@@ -36,10 +36,10 @@ def test_the_recipe_reaches_its_accuracy(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_posts(tmp_path / "posts.csv")
     finished_processes = [program(line) for line in commands_of("text.md", "Next words")]
-    printed = "".join(finished_process.stdout for finished_process in finished_processes)
-    assert re.search(r"splits\.train\.clients +10\d\d\n", printed)
+    printed_text = "".join(finished_process.stdout for finished_process in finished_processes)
+    assert re.search(r"splits\.train\.clients +10\d\d\n", printed_text)
     assert not any("warning" in finished_process.stderr for finished_process in finished_processes)
     run = fedmf.Run.load("runs/mine")
     assert run.plan["epsilon"] == pytest.approx(8, abs=1e-3)
     assert run.result["test"]["accuracy"] > 0.3
-    assert "test accuracy_no_pad" in printed
+    assert "test accuracy_no_pad" in printed_text

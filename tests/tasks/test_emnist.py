@@ -73,8 +73,10 @@ def test_writers_differ_and_do_not_depend_on_their_number(digits_file, tmp_path)
         for seed in (0, 1)
     )
     files = [data.open_file(path) for path in (digits_file, small_file, other_seed_file)]
-    first, same, seed = (file.records("digits_only_train", "f0001_01") for file in files)
-    assert first == same != seed
+    first_records, same_records, seed = (
+        file.records("digits_only_train", "f0001_01") for file in files
+    )
+    assert first_records == same_records != seed
     versions = [file.version for file in files]
     execute(small_file, "UPDATE examples SET client_id = 'other' WHERE rowid = 1")
     assert len({*versions, data.open_file(small_file).version}) == 4
@@ -82,11 +84,11 @@ def test_writers_differ_and_do_not_depend_on_their_number(digits_file, tmp_path)
 
 @TENSORFLOW
 def test_tff_reads_the_same_examples(digits_file, tff):
-    loaded = tff.simulation.datasets.emnist.load_data(
+    tff_splits = tff.simulation.datasets.emnist.load_data(
         only_digits=True, cache_dir=str(digits_file.parent)
     )
     file = data.open_file(digits_file)
-    for split, tff_split in zip(("digits_only_train", "digits_only_test"), loaded, strict=True):
+    for split, tff_split in zip(("digits_only_train", "digits_only_test"), tff_splits, strict=True):
         assert tff_split.client_ids == list(file.client_sizes(split))
         client = tff_split.client_ids[1]
         x, y = data.client_examples(file, split, client, classes=10)

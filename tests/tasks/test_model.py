@@ -132,13 +132,13 @@ def test_the_published_initializers_have_the_stated_deviations():
     sizes = {"vocabulary_size": 400, "embedding_size": 200, "lstm_size": 300}
     weights = model.build_model(0, sequence_length=3, **sizes, form="published").get_weights()
     embedding, kernel, recurrent, _, projection, _, logits, _ = weights
-    for drawn, variance in (
+    for drawn_weights, variance in (
         (kernel, 2 / 200),
         (projection, 2 / (300 + 200)),
         (logits, 2 / (200 + 404)),
     ):
-        assert drawn.std() == pytest.approx(np.sqrt(variance), rel=0.02)
+        assert drawn_weights.std() == pytest.approx(np.sqrt(variance), rel=0.02)
         # Normal draws are cut off at two deviations of their own, 2.27 of what is left.
-        assert np.abs(drawn).max() > 2.2 * drawn.std()
+        assert np.abs(drawn_weights).max() > 2.2 * drawn_weights.std()
     assert_allclose(recurrent @ recurrent.T, np.eye(300), atol=1e-5)
     assert np.abs(embedding).max() <= 0.05

@@ -47,8 +47,8 @@ def test_ids_begin_end_and_are_padded_as_defined(sentences, length):
         used = min(len(words), length)
         assert (row[:used] != PAD).all()
         assert (row[used + 1 :] == PAD).all()
-        back = {1: "the", 2: "cat", 3: "sat"}
-        assert [back.get(i) for i in row[:used]] == [
+        word_by_id = {1: "the", 2: "cat", 3: "sat"}
+        assert [word_by_id.get(i) for i in row[:used]] == [
             word if word in WORDS else None for word in words[:length]
         ]
 

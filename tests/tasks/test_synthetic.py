@@ -33,10 +33,18 @@ def test_a_client_is_found_by_an_index(corpus_file):
 
 def test_metadata_counts_the_examples(corpus_file):
     stated = execute(corpus_file, "SELECT split_name, client_id, num_examples FROM client_metadata")
-    counted = {of: len(texts) for of, texts in sentences(corpus_file).items()}
-    assert {row[:2]: row[2] for row in stated} == counted
-    users = {name: {client for split, client in counted if split == name} for name in data.SPLITS}
-    assert {name: len(of) for name, of in users.items()} == {"train": 40, "heldout": 4, "test": 24}
+    num_sentences = {
+        split_and_client: len(texts) for split_and_client, texts in sentences(corpus_file).items()
+    }
+    assert {row[:2]: row[2] for row in stated} == num_sentences
+    users = {
+        name: {client for split, client in num_sentences if split == name} for name in data.SPLITS
+    }
+    assert {name: len(split_and_client) for name, split_and_client in users.items()} == {
+        "train": 40,
+        "heldout": 4,
+        "test": 24,
+    }
     # Test users are mostly train users; held-out users are neither.
     assert len(users["test"] & users["train"]) == 19
     assert not users["heldout"] & (users["train"] | users["test"])

@@ -35,8 +35,8 @@ def of_clients(path, split):
 
 
 def test_tff_s_load_data_reads_the_corpus_from_a_cache_folder(corpus_file, tff):
-    loaded = tff.simulation.datasets.stackoverflow.load_data(cache_dir=str(corpus_file.parent))
-    for split, clients in zip(data.SPLITS, loaded, strict=True):
+    tff_splits = tff.simulation.datasets.stackoverflow.load_data(cache_dir=str(corpus_file.parent))
+    for split, clients in zip(data.SPLITS, tff_splits, strict=True):
         expected = of_clients(corpus_file, split)
         assert clients.client_ids == sorted(expected)
         client = clients.client_ids[1]
@@ -66,13 +66,13 @@ def test_validation_and_test_follow_one_another_in_the_order_of_the_papers_code(
     folder = str(corpus_file.parent)
     _, _, test_clients = tff.simulation.datasets.stackoverflow.load_data(cache_dir=folder)
     rows = test_clients.create_tf_dataset_from_all_clients(seed=0).as_numpy_iterator()
-    everything = [row["tokens"].decode() for row in rows]
+    all_sentences = [row["tokens"].decode() for row in rows]
     by_client = of_clients(corpus_file, "test")
-    assert everything[: len(by_client[min(by_client)])] != by_client[min(by_client)]
+    assert all_sentences[: len(by_client[min(by_client)])] != by_client[min(by_client)]
     words = load_vocabulary(data.open_corpus(corpus_file), 200, progress=False).words
     splits = [task.evaluation_examples(split) for split in ("validation", "test")]
     for *split_arrays, whole_array in zip(
-        *splits, Preprocessor(words, 200).encode(everything), strict=True
+        *splits, Preprocessor(words, 200).encode(all_sentences), strict=True
     ):
         assert_array_equal(np.concatenate(split_arrays), whole_array)
         assert len(split_arrays[0]) == 100

@@ -34,8 +34,8 @@ def test_the_commands_run_as_printed(as_printed, monkeypatch):
     monkeypatch.chdir(as_printed)
     for line in COMMANDS:
         if "data synth" in line:
-            task, out = (re.search(rf"--{name} (\S+)", line)[1] for name in ("task", "out"))
-            assert printed_by(f"data info {out}")["task"] == task
+            task, out_path = (re.search(rf"--{name} (\S+)", line)[1] for name in ("task", "out"))
+            assert printed_by(f"data info {out_path}")["task"] == task
     for name, (low, high) in REACHED.items():
         run = Run.load(f"runs/{name}")
         assert low < run.result["test"][run.plan["task"]["headline_metric"]] < high

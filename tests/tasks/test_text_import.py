@@ -76,15 +76,15 @@ def test_the_three_formats_give_the_same_file(tmp_path):
     write_csv(csv, rows)
     lines = [{"x": [1], "text": text, "user": 7 if user == "7" else user} for user, text in rows]
     jsonl.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    read = f"read_csv('{csv}', header = true, all_varchar = true)"
-    write_parquet(parquet, f'SELECT "user", text FROM {read}')
+    read_query = f"read_csv('{csv}', header = true, all_varchar = true)"
+    write_parquet(parquet, f'SELECT "user", text FROM {read_query}')
     file_contents = []
     for path in paths:
-        summary, out = run(path, path.with_suffix(".sqlite"))
+        summary, out_path = run(path, path.with_suffix(".sqlite"))
         assert (summary.rows, summary.rows_without_user, summary.rows_without_text) == (22, 0, 0)
-        file_contents.append(sentences(out))
+        file_contents.append(sentences(out_path))
     assert file_contents[0] == file_contents[1] == file_contents[2]
-    assert by_user(out)["ann"] == ['said " no " .', "twice , äöü"]
+    assert by_user(out_path)["ann"] == ['said " no " .', "twice , äöü"]
     assert summary.users == {
         split: sum(s == split for s, _ in file_contents[0]) for split in data.SPLITS
     }
@@ -92,28 +92,30 @@ def test_the_three_formats_give_the_same_file(tmp_path):
 
 
 def test_the_file_is_what_tffs_loader_and_ours_expect(table):
-    summary, out = run(table)
-    description = describe_file(out)
+    summary, out_path = run(table)
+    description = describe_file(out_path)
     assert description["origin"] == "imported text"
     assert {
         split: description["splits"][split]["clients"] for split in data.SPLITS
     } == summary.users
     # Those that TFF's parser asks for.
-    features = {tuple(sorted(example_proto.decode_example(record))) for *_, record in records(out)}
+    features = {
+        tuple(sorted(example_proto.decode_example(record))) for *_, record in records(out_path)
+    }
     assert features == {("creation_date", "score", "tags", "title", "tokens", "type")}
-    corpus = data.open_corpus(out)
-    counted = {}
+    corpus = data.open_corpus(out_path)
+    num_by_client = {}
     for split in data.SPLITS:
-        counted |= {(split, user): n for user, n in corpus.client_sizes(split).items()}
-    assert counted == {key: len(texts) for key, texts in sentences(out).items()}
+        num_by_client |= {(split, user): n for user, n in corpus.client_sizes(split).items()}
+    assert num_by_client == {key: len(texts) for key, texts in sentences(out_path).items()}
 
 
 def test_rows_without_user_or_text_are_counted_and_left_out(tmp_path):
     rows = [("", "nobody's"), ("\u200b", "nobody's"), ("ann", ""), ("bob", " \n"), ("eve", "hi")]
-    summary, out = run(write_csv(tmp_path / "rows.csv", [*crowd(), *rows, ("", "")]))
+    summary, out_path = run(write_csv(tmp_path / "rows.csv", [*crowd(), *rows, ("", "")]))
     assert (summary.rows, summary.rows_without_user, summary.rows_without_text) == (26, 3, 2)
     # A user with one row is a user.
-    assert by_user(out).keys() & {"", "ann", "bob", "eve"} == {"eve"}
+    assert by_user(out_path).keys() & {"", "ann", "bob", "eve"} == {"eve"}
     lines = [{"user": user, "text": text} for user, text in crowd()]
     lines += [{"user": "crowd1", "text": None}, {"user": "a", "text": {}}]
     lines += [{"user": None, "text": "x"}, {"text": "x"}, {"user": ["a"], "text": "x"}]
@@ -197,11 +199,11 @@ def test_bad_arguments_are_named(table, out, options, words):
     "error", [KeyboardInterrupt, MemoryError, OSError(28, "No space left on device")]
 )
 def test_a_failed_import_leaves_no_file(table, monkeypatch, error):
-    done = []
+    finished_rows = []
 
     def fail(text):
-        done.append(text)
-        if len(done) > 5:
+        finished_rows.append(text)
+        if len(finished_rows) > 5:
             raise error
         return split_sentences(text)
 
@@ -213,7 +215,7 @@ def test_a_failed_import_leaves_no_file(table, monkeypatch, error):
 
 def test_a_killed_import_leaves_no_file_and_the_next_one_cleans_up(tmp_path):
     path = tmp_path / "rows.csv"
-    out = tmp_path / "corpus.sqlite"
+    out_path = tmp_path / "corpus.sqlite"
     text = "Hello there, this is a text. How are you? I am fine, thanks for asking me."
     write_csv(path, [(str(i % 997), f"{i} {text}") for i in range(50_000)])
     program = (
@@ -221,7 +223,7 @@ def test_a_killed_import_leaves_no_file_and_the_next_one_cleans_up(tmp_path):
         "import_text(sys.argv[1], sys.argv[2], progress=False)"
     )
     process = subprocess.Popen(
-        [sys.executable, "-c", program, path, out], stderr=subprocess.DEVNULL
+        [sys.executable, "-c", program, path, out_path], stderr=subprocess.DEVNULL
     )
     partial = tmp_path / f".corpus.sqlite.{process.pid}.partial"
     deadline = time.monotonic() + 120
@@ -231,17 +233,17 @@ def test_a_killed_import_leaves_no_file_and_the_next_one_cleans_up(tmp_path):
         time.sleep(0.01)
     process.kill()
     process.wait()
-    assert not out.exists()
+    assert not out_path.exists()
     assert len(os.listdir(tmp_path)) == 3  # its database, and the folder of its sort
     run(write_csv(tmp_path / "few.csv", crowd()))
     assert sorted(os.listdir(tmp_path)) == ["corpus.sqlite", "few.csv", "rows.csv"]
 
 
 def test_data_import_writes_a_corpus_and_overwrites_on_request(table):
-    out = table.with_name("corpus.sqlite")
-    import_command = f"data import {table} --out {out} --quiet"
+    out_path = table.with_name("corpus.sqlite")
+    import_command = f"data import {table} --out {out_path} --quiet"
     assert "users.train" in fedmf(import_command).stdout
     printed_values = printed_by(f"{import_command} --overwrite")
-    assert (printed_values["path"], printed_values["rows"]) == (str(out), 20)
+    assert (printed_values["path"], printed_values["rows"]) == (str(out_path), 20)
     assert sum(printed_values["users"].values()) == 20
     refused(import_command, "corpus.sqlite", "--overwrite")

@@ -86,10 +86,10 @@ def test_words_are_counted_without_a_writable_cache(tiny, monkeypatch):
 
 def test_huge_files_are_sampled_and_say_so(corpus_copy, monkeypatch):
     monkeypatch.setattr(vocabulary, "MAX_COUNTED_CLIENTS", 10)
-    sampled = load(corpus_copy, 20)
-    assert sampled.source == "counted over a sample of 10 of 40 train clients"
+    sampled_vocabulary = load(corpus_copy, 20)
+    assert sampled_vocabulary.source == "counted over a sample of 10 of 40 train clients"
     corpus_copy.with_name("copy.sqlite.word_count").unlink()
-    assert load(corpus_copy, 20) == sampled
+    assert load(corpus_copy, 20) == sampled_vocabulary
 
 
 def test_tff_s_word_count_is_used_for_the_real_file_only(tiny):

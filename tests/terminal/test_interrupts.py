@@ -111,9 +111,9 @@ def test_nohup_continues_to_ignore_hangups():
 def test_a_closed_terminal_does_not_stop_the_work_of_saving(tmp_path):
     work = f"fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.mkdir({str(tmp_path / 'ready')!r})"
     master, slave = pty.openpty()
-    ends = dict.fromkeys(("stdin", "stdout", "stderr"), slave)
+    streams = dict.fromkeys(("stdin", "stdout", "stderr"), slave)
     command = [sys.executable, "-c", PROGRAM.format(work=work), str(tmp_path / "saved")]
-    with subprocess.Popen(command, start_new_session=True, **ends) as process:
+    with subprocess.Popen(command, start_new_session=True, **streams) as process:
         os.close(slave)
         while not (tmp_path / "ready").exists():
             time.sleep(0.02)

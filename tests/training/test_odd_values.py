@@ -99,10 +99,10 @@ def test_a_step_of_fine_tuning_is_clipped_in_float64(dtype, entry):
     )
     settings = task.client_settings(config(), max_step_norm=0.5)
     work = task.learner.client_work(settings, Machine())
-    sent = training.client_work.Broadcast(
+    broadcast = training.client_work.Broadcast(
         task.initial_weights(0), training.client_work.ClientParams(np.inf, np.inf, ())
     )
-    [group_sum] = work.sums(sent, [[ClientData([(X[:3], Y[:3])])]])
+    [group_sum] = work.sums(broadcast, [[ClientData([(X[:3], Y[:3])])]])
     np.testing.assert_allclose(group_sum.values[0], -0.25, rtol=1e-6)
 
 
@@ -232,8 +232,8 @@ def test_a_run_with_another_argument_is_refused_at_a_resume(tmp_path):
     settings = config(rounds=3, **NO_NOISE)
     stop = [training.StopAfter(1)]
     train(tmp_path / "run", settings, linear_task(client_update=Update(0.1)), callbacks=stop)
-    changed = linear_task(client_update=Update(0.2))
-    message = message_of(train, tmp_path / "run", settings, changed, resume=True)
+    changed_task = linear_task(client_update=Update(0.2))
+    message = message_of(train, tmp_path / "run", settings, changed_task, resume=True)
     assert "Update(rate=0.2, offsets=[])" in message
 
 

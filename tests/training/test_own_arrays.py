@@ -131,8 +131,8 @@ def test_initial_weights_of_a_task_are_copies():
     task = linear_task(learner=PassesArraysOn(weights=own_weights))
     expected = initial_weights(3)
     warm = task.starting_from(own_weights)
-    for changed in (own_weights, task.initial_weights(3), warm.initial_weights(3)):
-        overwrite(changed)
+    for written_weights in (own_weights, task.initial_weights(3), warm.initial_weights(3)):
+        overwrite(written_weights)
         for same_task in (task, warm):
             np.testing.assert_array_equal(same_task.initial_weights(3)[0], expected[0])
 
@@ -153,20 +153,22 @@ def test_client_work_that_writes_to_its_weights_is_refused_before_the_noise(tmp_
 
 def test_scales_are_copies_too():
     class Scaling(OverwritingWork):
-        def sums(self, sent, groups):
-            sent.params.scales[0][:] = 0
+        def sums(self, broadcast, groups):
+            broadcast.params.scales[0][:] = 0
             yield from ()
 
-    sent = Broadcast([np.full(2, np.nan)], ClientParams(1.0, np.inf, [np.ones(2, np.float32)]))
-    assert "wrote to the scales" in message_of(lambda: list(sums_of_copies(Scaling(), sent, [])))
-    np.testing.assert_array_equal(sent.params.scales[0], 1)
+    broadcast = Broadcast([np.full(2, np.nan)], ClientParams(1.0, np.inf, [np.ones(2, np.float32)]))
+    assert "wrote to the scales" in message_of(
+        lambda: list(sums_of_copies(Scaling(), broadcast, []))
+    )
+    np.testing.assert_array_equal(broadcast.params.scales[0], 1)
 
 
 def test_nan_in_weights_does_not_count_as_a_change():
     settings = ClientSettings(task="t", seed=0, batch_size=1, spec=None, cohort_size=1)
     work = learner().client_work(settings, Machine())
-    sent = Broadcast([np.full(3, np.nan), np.zeros(1)], ClientParams(1.0, np.inf, ()))
-    [group_sum] = sums_of_copies(work, sent, [[ClientData([])]])
+    broadcast = Broadcast([np.full(3, np.nan), np.zeros(1)], ClientParams(1.0, np.inf, ()))
+    [group_sum] = sums_of_copies(work, broadcast, [[ClientData([])]])
     assert group_sum.zeroed == 1
 
 
@@ -198,8 +200,8 @@ def test_a_server_optimizer_that_works_in_place_trains_and_resumes(tmp_path, reg
     whole_run = train(tmp_path / "whole", settings, task, server_optimizer=optimizer)
     stop = [training.StopAfter(2)]
     train(tmp_path / "run", settings, task, server_optimizer=optimizer, callbacks=stop)
-    resumed = train(tmp_path / "run", settings, task, server_optimizer=optimizer, resume=True)
-    np.testing.assert_array_equal(resumed.weights[0], whole_run.weights[0])
+    resumed_run = train(tmp_path / "run", settings, task, server_optimizer=optimizer, resume=True)
+    np.testing.assert_array_equal(resumed_run.weights[0], whole_run.weights[0])
     np.testing.assert_array_equal(task.initial_weights(3)[0], initial_weights(3)[0])
     velocity = 0.0
     weight = np.zeros(2, np.float32)
@@ -295,12 +297,16 @@ def group_of(**changes):
 
 def test_the_checked_sum_of_a_group_is_the_added_one():
     buffer = np.full(3, 0.5)
-    [copied] = check_group_sums([group_of(values=[ReadTwice()])], [2], shapes=[(3,)], clip_norm=1.0)
-    np.testing.assert_array_equal(copied.values[0], 0)
-    for copied in check_group_sums([group_of(values=[buffer])], [2], shapes=[(3,)], clip_norm=1.0):
+    [copied_sum] = check_group_sums(
+        [group_of(values=[ReadTwice()])], [2], shapes=[(3,)], clip_norm=1.0
+    )
+    np.testing.assert_array_equal(copied_sum.values[0], 0)
+    for copied_sum in check_group_sums(
+        [group_of(values=[buffer])], [2], shapes=[(3,)], clip_norm=1.0
+    ):
         buffer[:] = 1e9
-        np.testing.assert_array_equal(copied.values[0], 0.5)
-        assert type(copied.values[0]) is np.ndarray
+        np.testing.assert_array_equal(copied_sum.values[0], 0.5)
+        assert type(copied_sum.values[0]) is np.ndarray
 
 
 def test_counts_of_a_group_are_numbers_of_python():
@@ -308,8 +314,8 @@ def test_counts_of_a_group_are_numbers_of_python():
         clients=np.int64(2), zeroed=np.int32(1), not_finite=np.uint8(1), examples=np.int64(7),
         loss_sum=np.array(0.5, np.float32),
     )  # fmt: skip
-    [copied] = check_group_sums([group_sum], [2], shapes=[(3,)], clip_norm=1.0)
-    assert [type(number) for number in copied[1:7]] == [int, int, int, int, float, int]
+    [copied_sum] = check_group_sums([group_sum], [2], shapes=[(3,)], clip_norm=1.0)
+    assert [type(number) for number in copied_sum[1:7]] == [int, int, int, int, float, int]
 
 
 @pytest.mark.parametrize(

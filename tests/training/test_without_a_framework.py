@@ -35,8 +35,8 @@ def run_example(folder, **options):
 
 
 def test_the_example_writes_a_report_and_a_statement(tmp_path):
-    printed = run_example(tmp_path / "example")
-    accuracy, epsilon = map(float, printed.removeprefix("test accuracy ").split(", "))
+    printed_text = run_example(tmp_path / "example")
+    accuracy, epsilon = map(float, printed_text.removeprefix("test accuracy ").split(", "))
     assert accuracy > 0.75  # Guessing gives 0.5.
     assert 0 < epsilon <= 8
     run = tmp_path / "example" / "logistic"

@@ -46,14 +46,16 @@ def sums_of(monkeypatch):
     def make_sum(task, settings, small, threads=1, learner=None):
         monkeypatch.setattr(vectorised_sizes, "SMALL_MODEL", small)
         work = work_of(task, settings, threads, learner)
-        sent = Broadcast(task.initial_weights(3), ClientParams(settings.clip_norm, math.inf, ()))
+        broadcast = Broadcast(
+            task.initial_weights(3), ClientParams(settings.clip_norm, math.inf, ())
+        )
 
         def sum_of_cohort(cohort):
             clients = [
                 client if isinstance(client, ClientData) else ClientData(client)
                 for client in cohort
             ]
-            [cohort_sum] = work.sums(sent, [clients])
+            [cohort_sum] = work.sums(broadcast, [clients])
             return cohort_sum
 
         return sum_of_cohort

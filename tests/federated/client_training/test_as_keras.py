@@ -82,9 +82,9 @@ def sequences():
     word_input = tf.keras.Input((6,), name="z")
     feature_input = tf.keras.Input((5,), name="a")
     regularised = layers.Dense(4, activity_regularizer="l2", kernel_regularizer="l2")(feature_input)
-    hidden = layers.Dense(4)(layers.Embedding(9, 4, mask_zero=True)(word_input))
-    hidden = layers.Add()([hidden, layers.RepeatVector(6)(regularised)])
-    return tf.keras.Model({"z": word_input, "a": feature_input}, layers.Dense(3)(hidden))
+    hidden_layer = layers.Dense(4)(layers.Embedding(9, 4, mask_zero=True)(word_input))
+    hidden_layer = layers.Add()([hidden_layer, layers.RepeatVector(6)(regularised)])
+    return tf.keras.Model({"z": word_input, "a": feature_input}, layers.Dense(3)(hidden_layer))
 
 
 def masked():
@@ -185,20 +185,20 @@ def test_clients_train_as_in_keras_one_by_one_and_vectorised(kind, sums_of, vect
     expected, mean = trained_by_keras(*KINDS[kind])
     assert min(np.abs(keras).max() for keras in expected) > 1e-3
     if weights is BOTH:  # the control
-        without, _ = trained_by_keras(*KINDS[kind][:-1], {})
+        unweighted_sum, _ = trained_by_keras(*KINDS[kind][:-1], {})
         assert (
             max(
                 np.abs(array - other_array).max()
-                for array, other_array in zip(without, expected, strict=True)
+                for array, other_array in zip(unweighted_sum, expected, strict=True)
             )
             > 1e-3
         )
     # As workers of a cluster get it, which are sent the examples.
     elsewhere = pickle.loads(cloudpickle.dumps(task.learner.on_workers()))
-    for learner, small in ((task.learner, 0), (elsewhere, 10_000)):
-        cohort_sum = sums_of(task, settings(), small, learner=learner)(cohort_of(task))
+    for learner, small_model_size in ((task.learner, 0), (elsewhere, 10_000)):
+        cohort_sum = sums_of(task, settings(), small_model_size, learner=learner)(cohort_of(task))
         # TensorFlow has no vectorised form of what Keras does for a class that is ignored.
-        assert bool(vectorized_map_calls) is (small > 0 and "ignored" not in kind)
+        assert bool(vectorized_map_calls) is (small_model_size > 0 and "ignored" not in kind)
         assert int(cohort_sum.zeroed) == 0
         assert_close(cohort_sum.values, expected, atol=2e-6)
         if not task.build_model(3).losses:  # which Keras adds to what it reports

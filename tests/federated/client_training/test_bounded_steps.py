@@ -77,7 +77,7 @@ def test_no_step_is_longer_than_the_bound(monkeypatch, kind, momentum, bound):
     by_hand = [update_by_hand(x, y, bound, momentum) for x, y in CLIENTS]
     shortened = sum(steps for _, steps in by_hand)
     assert (0 < shortened < 5) == (bound == 0.15)  # Some of five steps are longer than the bound.
-    sent = Broadcast([START], ClientParams(math.inf, math.inf, ()))
-    client_sums = work.sums(sent, [[ClientData([client])] for client in CLIENTS])
+    broadcast = Broadcast([START], ClientParams(math.inf, math.inf, ()))
+    client_sums = work.sums(broadcast, [[ClientData([client])] for client in CLIENTS])
     for client_sum, (expected, _) in zip(client_sums, by_hand, strict=True):
         np.testing.assert_allclose(client_sum.values[0], expected, rtol=1e-5)

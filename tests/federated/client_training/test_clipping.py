@@ -33,10 +33,10 @@ def norm(values):
 
     Entries are relative to the largest one, and their squares are summed exactly.
     """
-    largest = max((abs(x) for x in values), default=0.0)
-    if largest == 0 or not math.isfinite(largest):
-        return largest
-    return largest * math.sqrt(math.fsum((x / largest) ** 2 for x in values))
+    largest_value = max((abs(x) for x in values), default=0.0)
+    if largest_value == 0 or not math.isfinite(largest_value):
+        return largest_value
+    return largest_value * math.sqrt(math.fsum((x / largest_value) ** 2 for x in values))
 
 
 @pytest.fixture(scope="module")

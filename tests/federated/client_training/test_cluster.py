@@ -45,16 +45,16 @@ def machines():
     """Starts a cluster of a head without workers and one other machine, and connects this
     process.
     """
-    started = Cluster(
+    ray_cluster = Cluster(
         initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False}
     )
     # Before there is a machine that may be lost: this process goes with the one it is connected to.
-    cluster._connect(ray, started.address, None)
-    started.add_node(num_cpus=1)
-    started.wait_for_nodes()
-    yield started
+    cluster._connect(ray, ray_cluster.address, None)
+    ray_cluster.add_node(num_cpus=1)
+    ray_cluster.wait_for_nodes()
+    yield ray_cluster
     ray.shutdown()
-    started.shutdown()
+    ray_cluster.shutdown()
 
 
 @pytest.fixture
@@ -126,10 +126,10 @@ def test_workers_that_die_at_work_change_no_bit(machines, alone, tmp_path):
 
     def kill():
         while not over.wait(0.02):
-            fresh = [pid for pid in busy_workers() if pid not in killed]
-            if fresh and len(killed) < 3:
-                os.kill(fresh[0], signal.SIGKILL)
-                killed.add(fresh[0])
+            new_workers = [pid for pid in busy_workers() if pid not in killed]
+            if new_workers and len(killed) < 3:
+                os.kill(new_workers[0], signal.SIGKILL)
+                killed.add(new_workers[0])
 
     thread = threading.Thread(target=kill)
     thread.start()
@@ -182,7 +182,7 @@ def test_ctrl_c_ends_a_round_under_way(machines, alone, tmp_path):
 
 def test_nothing_secret_is_serialised(machines, tmp_path, monkeypatch):
     key = noise_key(SEED)
-    sent = []
+    sent_bytes = []
     secrets = [
         key.tobytes(),
         *(pickle.dumps(int(word), 5)[-9:-1] for word in key),
@@ -193,13 +193,13 @@ def test_nothing_secret_is_serialised(machines, tmp_path, monkeypatch):
     serialize = context.serialize
 
     def record(self, value):
-        sent.append(ray.cloudpickle.dumps(value))
+        sent_bytes.append(ray.cloudpickle.dumps(value))
         return serialize(self, value)
 
     monkeypatch.setattr(context, "serialize", record)
     train(tmp_path / "run")
-    assert len(sent) > 6
-    assert not [secret for secret in secrets for blob in sent if secret in blob]
+    assert len(sent_bytes) > 6
+    assert not [secret for secret in secrets for blob in sent_bytes if secret in blob]
     for leak in ({"seed": SEED}, {"key": key}):  # the control
         assert any(secret in ray.cloudpickle.dumps(leak) for secret in secrets)
 
@@ -228,16 +228,16 @@ def test_a_call_that_is_over_is_not_cancelled(machines, monkeypatch):
     monkeypatch.setattr(
         ray, "cancel", lambda call, force: cancelled.append(call) or cancel(call, force=force)
     )
-    started = []
+    started_calls = []
 
     def begin(*arguments):
-        function_name = "math:sqrt" if not started else "time:sleep"
-        started.append(connection.function(function_name)(*arguments))
-        return started[-1]
+        function_name = "math:sqrt" if not started_calls else "time:sleep"
+        started_calls.append(connection.function(function_name)(*arguments))
+        return started_calls[-1]
 
     with pytest.raises(ValueError, match="math domain error"):
         [*connection.in_order(begin, [(-1.0,), (1.0,)])]
-    assert started[0] not in cancelled
+    assert started_calls[0] not in cancelled
 
 
 def test_workers_read_the_data_themselves(machines, alone, tmp_path, monkeypatch):
@@ -296,9 +296,9 @@ def test_setups_hold_no_examples():
     task = small_task(client_examples=examples, evaluation_examples=examples)
     assert secret[:2].tobytes() in ray.cloudpickle.dumps(task)  # the control
     settings = task.client_settings(config())
-    sent = ray.cloudpickle.dumps((task.learner.on_workers(), settings))
-    assert secret[:2].tobytes() not in sent
-    learner, settings = pickle.loads(sent)
+    sent_bytes = ray.cloudpickle.dumps((task.learner.on_workers(), settings))
+    assert secret[:2].tobytes() not in sent_bytes
+    learner, settings = pickle.loads(sent_bytes)
     assert settings.spec == task.spec
     assert learner.client_work(settings, Machine(threads=1)) is not None
 

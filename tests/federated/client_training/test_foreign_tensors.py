@@ -15,8 +15,8 @@ def written(values):
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("shape", [(1,), (20, 30), ()])
 def test_tensors_are_read_as_they_were_written(dtype, shape):
-    drawn = np.random.default_rng(0).standard_normal(shape).astype(dtype)
-    for values in (drawn, np.full(shape, 0.5, dtype)):
+    drawn_array = np.random.default_rng(0).standard_normal(shape).astype(dtype)
+    for values in (drawn_array, np.full(shape, 0.5, dtype)):
         np.testing.assert_array_equal(written(values), values)
 
 

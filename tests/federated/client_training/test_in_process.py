@@ -66,11 +66,11 @@ def test_clipped_updates_are_summed_in_the_cohort_s_order(sums_of):
 
 
 def test_as_many_clients_as_threads_train_in_parallel(sums_of):
-    together = threading.Barrier(3)
+    barrier = threading.Barrier(3)
     trained = []
 
     def epoch(weights, x, y, rate, update):
-        trained.append(together.wait(60))  # which fails where fewer are under way
+        trained.append(barrier.wait(60))  # which fails where fewer are under way
         return 0.0
 
     sums_of(trained_by(epoch), config(), 0, threads=3)([examples(2)] * 3)
@@ -78,23 +78,23 @@ def test_as_many_clients_as_threads_train_in_parallel(sums_of):
 
 
 def test_ctrl_c_stops_between_clients_and_waits_for_those_that_train(sums_of):
-    started = []
-    ended = []
+    started_clients = []
+    ended_clients = []
 
     def epoch(weights, x, y, rate, update):
-        started.append(len(x))
+        started_clients.append(len(x))
         if len(x) == 1:
             signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
         time.sleep(0.1)
-        ended.append(len(x))
+        ended_clients.append(len(x))
         return 0.0
 
     cohort = [examples(1), *[examples(2)] * 7]
     with pytest.raises(KeyboardInterrupt), interrupts.deferred():
         sums_of(trained_by(epoch), config(), 0, threads=2)(cohort)
-    assert 1 in started
-    assert len(started) < len(cohort)
-    assert sorted(started) == sorted(ended)
+    assert 1 in started_clients
+    assert len(started_clients) < len(cohort)
+    assert sorted(started_clients) == sorted(ended_clients)
 
 
 @pytest.mark.parametrize("threads", [0, 1.5])
@@ -108,9 +108,11 @@ def test_without_a_compiler_the_keras_model_trains():
     settings = task.client_settings(config())
     learner = task.learner
     assert learner.work_kind(settings) == "autodiff"
-    here = dataclasses.replace(settings, work_kind="autodiff")
-    assert "install a C compiler, or name one in FEDMF_CC" in learner.slowness_warning(here)
-    assert not small_task().learner.slowness_warning(here)
+    autodiff_settings = dataclasses.replace(settings, work_kind="autodiff")
+    assert "install a C compiler, or name one in FEDMF_CC" in learner.slowness_warning(
+        autodiff_settings
+    )
+    assert not small_task().learner.slowness_warning(autodiff_settings)
     with refusal("install a C compiler here too"):  # as on a worker that has none
         learner.client_work(dataclasses.replace(settings, work_kind="compiled"), Machine(threads=1))
 

@@ -31,8 +31,8 @@ def committed(release):
 
 
 def assert_same_state(execution, state, other_state):
-    for read in (execution.before, execution.weights):
-        for array, other_array in zip(read(state), read(other_state), strict=True):
+    for read_arrays in (execution.before, execution.weights):
+        for array, other_array in zip(read_arrays(state), read_arrays(other_state), strict=True):
             assert array.dtype == other_array.dtype
             np.testing.assert_array_equal(array, other_array)
 
@@ -64,10 +64,12 @@ def test_a_repeated_step_and_the_rounds_after_it_are_identical(changes):
             assert release.canaries.shape == (settings.canaries,)
             stepped = execution.step(state, release)
             assert_same_state(execution, execution.step(state, repeated_release), stepped)
-            resumed = execution.step(execution.from_before(arrays_before), committed(release))
-            assert_same_state(execution, resumed, stepped)
-            np.testing.assert_equal(execution.weights(resumed), execution.weights(stepped))
-            state = resumed
+            resumed_arrays = execution.step(
+                execution.from_before(arrays_before), committed(release)
+            )
+            assert_same_state(execution, resumed_arrays, stepped)
+            np.testing.assert_equal(execution.weights(resumed_arrays), execution.weights(stepped))
+            state = resumed_arrays
         for initial_weight, final_weight in zip(start, execution.weights(state), strict=True):
             assert not np.array_equal(initial_weight, final_weight)
 

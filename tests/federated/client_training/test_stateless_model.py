@@ -63,5 +63,5 @@ def test_a_random_constant_of_a_layer_is_not_drawn_in_every_call():
 
     with refusal("RandomStandardNormal would draw other numbers"):
         check(lambda: tf.random.normal([3, 2]))
-    fixed = tf.random.normal([3, 2])
-    check(lambda: fixed)
+    fixed_weights = tf.random.normal([3, 2])
+    check(lambda: fixed_weights)

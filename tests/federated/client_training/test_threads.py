@@ -68,14 +68,14 @@ def test_a_run_has_the_same_bits_with_any_number_of_threads(tmp_path):
             command, cwd=ROOT, capture_output=True, text=True, timeout=400
         )
         assert finished_process.returncode == 0, finished_process.stderr
-        printed = json.loads(finished_process.stdout.splitlines()[-1])
-        for report in printed.values():
+        reports = json.loads(finished_process.stdout.splitlines()[-1])
+        for report in reports.values():
             assert report["tensorflow"] == [1, threads]
         runs.append(fedmf.Run.load(folder / "fast"))
     assert_same_run(*runs)
-    assert "--max_concurrent_computation_calls=3" in printed["tff"]["worker command"]
+    assert "--max_concurrent_computation_calls=3" in reports["tff"]["worker command"]
     limits = {"TF_NUM_INTRAOP_THREADS=3", "TF_NUM_INTEROP_THREADS=3"}
-    assert limits <= set(printed["tff"]["worker environment"])
+    assert limits <= set(reports["tff"]["worker environment"])
 
 
 @pytest.mark.slow

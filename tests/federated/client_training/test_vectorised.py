@@ -159,8 +159,8 @@ def test_without_the_check_clients_would_mix(layer, together_and_alone, monkeypa
     """Negative control: TensorFlow's own vectorised forms mix clients."""
     monkeypatch.setattr(vectorised, "check_clients_stay_separate", lambda function: None)
     monkeypatch.setattr(vectorised, "check_independent", lambda *_: None)
-    together, alone = together_and_alone(layer)
-    assert np.abs(together - alone).max() > 0.1
+    sum_together, sum_alone = together_and_alone(layer)
+    assert np.abs(sum_together - sum_alone).max() > 0.1
 
 
 def test_rows_with_an_index_out_of_range_are_dropped():
@@ -175,10 +175,10 @@ def chaotic_task(first_layer=None, batch_size=4):
     """Returns a task whose local training amplifies a difference in the last bit."""
 
     def model():
-        hidden = [layers.Dense(60, "relu"), layers.Dense(30, "relu")]
+        hidden_layers = [layers.Dense(60, "relu"), layers.Dense(30, "relu")]
         if first_layer is not None:
-            hidden.insert(0, layers.Lambda(first_layer))
-        return tf.keras.Sequential([tf.keras.Input((5,)), *hidden, layers.Dense(5)])
+            hidden_layers.insert(0, layers.Lambda(first_layer))
+        return tf.keras.Sequential([tf.keras.Input((5,)), *hidden_layers, layers.Dense(5)])
 
     rng = np.random.default_rng(1)
     x = rng.normal(size=(8, 5)).astype(np.float32)
@@ -205,12 +205,12 @@ def test_a_client_moves_no_update_of_others(num_examples, sums_of, vectorized_ma
     sums = sums_of(chaotic_task(), settings, 10_000)
     other_clients = [random_client(100 + i, 12 + i, 20) for i in range(7)]
     client = random_client(7, num_examples, 20)
-    without = flat(sums(other_clients))
-    alone = flat(sums([client]))
+    sums_without = flat(sums(other_clients))
+    sum_alone = flat(sums([client]))
     for position in (0, 3, 7):
         cohort = [*other_clients[:position], client, *other_clients[position:]]
         # Sums in float64 differ by the order of their terms.
-        np.testing.assert_allclose(flat(sums(cohort)) - without, alone, rtol=0, atol=1e-14)
+        np.testing.assert_allclose(flat(sums(cohort)) - sums_without, sum_alone, rtol=0, atol=1e-14)
     assert vectorized_map_calls
 
 

@@ -34,11 +34,11 @@ def test_releases_equal_a_computation_by_brute_force(interval):
         assert float(params.clip_norm) == pytest.approx(zeta, rel=1e-5)
         for update in updates:
             sample = query.accumulate_record(params, sample, [tf.constant(update, tf.float32)])
-        [released], state, _ = query.get_noised_result(sample, state)
+        [release], state, _ = query.get_noised_result(sample, state)
         norms = np.linalg.norm(updates, axis=1)
         units = (updates * np.minimum(1 / zeta, 1 / norms)[:, None]).sum(axis=0)
         expected = zeta * (units + noise[t, :-1] / plan.clip_norm) / CLIENTS
-        np.testing.assert_allclose(released, expected, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(release, expected, rtol=1e-4, atol=1e-5)
         bits = ((norms <= zeta) - 0.5).sum() + noise[t, -1] / plan.stddev * bit_stddev(plan)
         assert float(state.clip.bits) == pytest.approx(bits, rel=1e-4, abs=1e-5)
         stddev = query.derive_metrics(state)["noise_stddev"]

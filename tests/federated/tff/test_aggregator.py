@@ -129,6 +129,6 @@ def test_a_state_of_another_family_or_noise_is_refused(processes_and_states, pla
 def test_refusals_name_the_argument():
     with refusal("clients_per_round=3 .*4"):
         process_of(PLAN.simulating(simulated=4, claimed=40), clients_per_round=3)
-    adaptive = tff.aggregators.PrivateQuantileEstimationProcess.no_noise(0.1, 0.5, 0.2)
+    adaptive_process = tff.aggregators.PrivateQuantileEstimationProcess.no_noise(0.1, 0.5, 0.2)
     with pytest.raises(TypeError, match="zeroing_norm"):
-        process_of(PLAN, zeroing_norm=adaptive)
+        process_of(PLAN, zeroing_norm=adaptive_process)

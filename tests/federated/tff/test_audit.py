@@ -38,10 +38,10 @@ def claim():
 
 def test_noise_shared_by_leaves_is_caught(monkeypatch, claim):
     """A correlation of 1 is detected with certainty."""
-    honest = queries.MatrixFactorizationQuery.get_noised_result
+    honest_result = queries.MatrixFactorizationQuery.get_noised_result
 
     def shared(self, sample, state):
-        [*other_leaves, _, bias], state, event = honest(self, sample, state)
+        [*other_leaves, _, bias], state, event = honest_result(self, sample, state)
         return [*other_leaves, bias[: LEAVES[2]], bias], state, event
 
     monkeypatch.setattr(queries.MatrixFactorizationQuery, "get_noised_result", shared)
@@ -61,21 +61,21 @@ def test_noise_not_advanced_by_a_resume_is_caught(monkeypatch, claim, resumed, l
 
     The first is a control of audits.controls, of known power.
     """
-    honest = audits.Query.release
+    honest_release = audits.Query.release
     subjects = []
 
     def forgetful(self, state, *clients):
         if self not in subjects:
             subjects.append(self)
             if len(subjects) == 2:
-                begun = self.initial_state.noise
+                initial_noise = self.initial_state.noise
                 losses = {
-                    "all": begun,
-                    "round": state.noise._replace(next_round=begun.next_round),
-                    "rows": state.noise._replace(rows=begun.rows),
+                    "all": initial_noise,
+                    "round": state.noise._replace(next_round=initial_noise.next_round),
+                    "rows": state.noise._replace(rows=initial_noise.rows),
                 }
                 state = tf.nest.map_structure(tf.constant, state._replace(noise=losses[lost]))
-        return honest(self, state, *clients)
+        return honest_release(self, state, *clients)
 
     assert resumed.consistent
     mistakes = mistakes_over_rounds(causal_factor(claim.mechanism.noising()))
@@ -97,10 +97,10 @@ def test_too_little_noise_and_too_large_a_clip_norm_are_caught(monkeypatch):
     assert (
         run_attack(less, claim, case, 1.5, audits.Query).findings[2].p_value < FALSE_POSITIVE_RATE
     )
-    honest = queries.MatrixFactorizationQuery.__init__
+    honest_init = queries.MatrixFactorizationQuery.__init__
 
     def lenient(self, plan, *args, **kwargs):
-        honest(self, plan, *args, **kwargs)
+        honest_init(self, plan, *args, **kwargs)
         self._clip_norm *= 1.5
 
     monkeypatch.setattr(queries.MatrixFactorizationQuery, "__init__", lenient)

@@ -72,18 +72,18 @@ def weights_after(process, source, rounds, folder, discard=None):
 @pytest.mark.slow
 def test_a_resumed_program_has_the_same_cohorts_and_weights(tmp_path):
     process = process_of_one_run()
-    uninterrupted = source_of()
-    expected_weights = weights_after(process, uninterrupted, ROUNDS, tmp_path / "whole")
+    whole_source = source_of()
+    expected_weights = weights_after(process, whole_source, ROUNDS, tmp_path / "whole")
     process = process_of_one_run()
-    interrupted = source_of()
+    interrupted_source = source_of()
     outputs = []
     discard = lambda output: outputs.append(output) or len(outputs) == 2  # noqa: E731
-    weights_after(process, interrupted, 3, tmp_path / "parts", discard=discard)
+    weights_after(process, interrupted_source, 3, tmp_path / "parts", discard=discard)
     assert len(outputs) == 4
-    resumed = source_of()
-    weights = weights_after(process, resumed, ROUNDS, tmp_path / "parts")
-    assert cohorts(resumed) == cohorts(uninterrupted)
-    assert cohorts(interrupted) == cohorts(uninterrupted)[:3]
+    resumed_source = source_of()
+    weights = weights_after(process, resumed_source, ROUNDS, tmp_path / "parts")
+    assert cohorts(resumed_source) == cohorts(whole_source)
+    assert cohorts(interrupted_source) == cohorts(whole_source)[:3]
     tf.nest.map_structure(np.testing.assert_array_equal, weights, expected_weights)
 
 
@@ -94,43 +94,43 @@ def restored(source, saved):
 
 def test_an_iterator_restores_the_ledger_also_of_clients_that_dropped_out():
     options = {"behavior": DeviceBehavior(dropout=0.4, seed=5)}
-    uninterrupted = source_of(**options)
-    interrupted = source_of(**options)
-    resumed = source_of(**options)
-    iterators = uninterrupted.iterator(), interrupted.iterator()
+    whole_source = source_of(**options)
+    interrupted_source = source_of(**options)
+    resumed_source = source_of(**options)
+    iterators = whole_source.iterator(), interrupted_source.iterator()
     for _ in range(4):
         for iterator in iterators:
             iterator.select(COHORT)
     copied_iterator = copy.deepcopy(iterators[0])  # of a round that is discarded
-    for iterator in (iterators[0], restored(resumed, iterators[1]), copied_iterator):
+    for iterator in (iterators[0], restored(resumed_source, iterators[1]), copied_iterator):
         iterator.select()
-    assert cohorts(resumed) == cohorts(uninterrupted)
-    assert {len(cohort) for cohort in cohorts(uninterrupted)} != {COHORT}
-    selected, resumed_selected = (
+    assert cohorts(resumed_source) == cohorts(whole_source)
+    assert {len(cohort) for cohort in cohorts(whole_source)} != {COHORT}
+    whole_selected, resumed_selected = (
         [source.controller.ledger.selected(t).tolist() for t in range(5)]
-        for source in (uninterrupted, resumed)
+        for source in (whole_source, resumed_source)
     )
-    assert resumed_selected == selected
+    assert resumed_selected == whole_selected
 
 
 def test_a_training_process_resumes_from_the_ledger():
-    uninterrupted = source_of()
-    resumed = source_of()
+    whole_source = source_of()
+    resumed_source = source_of()
 
     def examples(source, round_num):
         return [list(data.as_numpy_iterator()) for data in source.training_selection_fn(round_num)]
 
-    expected = [examples(uninterrupted, round_num) for round_num in (1, 2, 3, 4)]
+    expected = [examples(whole_source, round_num) for round_num in (1, 2, 3, 4)]
     with refusal(r"round_num=4 .*the next is round_num=1 of .*controller\.resume_from\(ledger"):
-        resumed.training_selection_fn(4)
+        resumed_source.training_selection_fn(4)
     with refusal("round_num=0 must be at least 1: TFF's first round is 1"):
-        resumed.training_selection_fn(0)
-    rounds = resumed.controller.participation.rounds
-    beyond = f"round_num={rounds + 1} is beyond the last round of a plan of rounds={rounds}"
-    with refusal(beyond):
-        resumed.training_selection_fn(rounds + 1)
-    resumed.controller.resume_from(uninterrupted.controller.ledger.first(3))
-    np.testing.assert_equal(examples(resumed, 4), expected[3])
+        resumed_source.training_selection_fn(0)
+    rounds = resumed_source.controller.participation.rounds
+    expected_error = f"round_num={rounds + 1} is beyond the last round of a plan of rounds={rounds}"
+    with refusal(expected_error):
+        resumed_source.training_selection_fn(rounds + 1)
+    resumed_source.controller.resume_from(whole_source.controller.ledger.first(3))
+    np.testing.assert_equal(examples(resumed_source, 4), expected[3])
 
 
 def test_invalid_arguments_and_states_are_refused():

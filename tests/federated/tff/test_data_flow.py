@@ -226,9 +226,9 @@ def plain_sum(query, state, updates):
 @refused(NOT_THE_SUM)
 def sum_by_another_operation(query, state, updates):
     same = tff.tensorflow.computation(lambda a: a, query.sample_type)
-    zero = tff.tensorflow.computation(lambda: query.dp_query.initial_sample_state())()
+    zero_state = tff.tensorflow.computation(lambda: query.dp_query.initial_sample_state())()
     clipped = query.clipped(state, updates)
-    total = tff.federated_aggregate(clipped, zero, query.add, query.add, same)
+    total = tff.federated_aggregate(clipped, zero_state, query.add, query.add, same)
     return output(*query.noised(total, state))
 
 
@@ -298,8 +298,8 @@ def count_of_the_round_before_in_the_result(query, state, updates):
 @refused(EXACT)
 def secure_sum_beside_the_noise(query, state, updates):
     next_state, result = query.round(state, updates)
-    exact = tff.federated_secure_sum_bitwidth(query.clipped(state, updates).clipped, 1)
-    return output(next_state, ordered(result, exact))
+    exact_sum = tff.federated_secure_sum_bitwidth(query.clipped(state, updates).clipped, 1)
+    return output(next_state, ordered(result, exact_sum))
 
 
 @refused("measures its clipped updates, or their sum, without noise")
@@ -323,8 +323,8 @@ def key_in_the_result(query, state, updates):
 @refused("sends its clients more of the noise's state")
 def key_to_the_clients(query, state, updates):
     key = tff.federated_broadcast(state.noise.key)
-    sent = apply_tensorflow(lambda key, x: x + tf.cast(key[0], tf.float32), key, updates)
-    return output(*query.round(state, sent))
+    sent_updates = apply_tensorflow(lambda key, x: x + tf.cast(key[0], tf.float32), key, updates)
+    return output(*query.round(state, sent_updates))
 
 
 @refused("clips updates that depend on a federated_mean")

@@ -66,10 +66,10 @@ def test_philox_gives_its_known_answers():
 def test_the_source_is_that_of_the_documentation(seed):
     size = 100_003
     for row in (0, 1, 2051):
-        drawn = source_of_key(noise_key(seed), size)(row).numpy()
+        drawn_row = source_of_key(noise_key(seed), size)(row).numpy()
         for coordinate in (0, 1, 2, 3, 4, 5, 1023, 50_000, size - 1):
             # Near a right angle the cosine is small, and float32 angles are off by 2e-7.
-            assert drawn[coordinate] == pytest.approx(
+            assert drawn_row[coordinate] == pytest.approx(
                 entry(seed, row, coordinate), rel=2e-6, abs=2e-6
             )
 
@@ -84,8 +84,8 @@ def test_the_tail_is_complete_and_no_draw_is_zero():
         for radius_word in (i, 2**64 - 1 - i)
     ]
     normals = box_muller(tf.constant(pairs, tf.uint64)).numpy()
-    exact = np.array([normals_of(*pair) for pair in pairs])
-    np.testing.assert_allclose(np.hypot(*normals.T), np.hypot(*exact.T), rtol=2e-6)
-    np.testing.assert_allclose(normals, exact, rtol=2e-6, atol=3e-6)
+    exact_normals = np.array([normals_of(*pair) for pair in pairs])
+    np.testing.assert_allclose(np.hypot(*normals.T), np.hypot(*exact_normals.T), rtol=2e-6)
+    np.testing.assert_allclose(normals, exact_normals, rtol=2e-6, atol=3e-6)
     assert np.hypot(*normals[0]) == pytest.approx(np.sqrt(2 * 65 * np.log(2)))
     assert (normals != 0).all()

@@ -49,8 +49,8 @@ def assert_refused(query, state, match):
 
 def step_of(query, **options):
     """Returns a function of a state to the result of a round without clients and the next state."""
-    zero = query.initial_sample_state()
-    return tf.function(lambda state: query.get_noised_result(zero, state)[:2], **options)
+    zero_state = query.initial_sample_state()
+    return tf.function(lambda state: query.get_noised_result(zero_state, state)[:2], **options)
 
 
 @pytest.mark.parametrize(

@@ -112,11 +112,11 @@ def test_sample_states_merge_and_take_templates(specs):
         lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), merged, expected
     )
     assert (int(expected.clients), int(expected.zeroed)) == (3, 1)
-    zero = query.initial_sample_state()
+    zero_state = query.initial_sample_state()
     for template in (specs, filled(specs, 1.0)):
         sample = query.initial_sample_state(template)
-        tf.nest.map_structure(np.testing.assert_array_equal, sample, zero)
-        assert leaves(sample) == leaves(zero)
+        tf.nest.map_structure(np.testing.assert_array_equal, sample, zero_state)
+        assert leaves(sample) == leaves(zero_state)
 
 
 def test_the_global_state_is_a_structure_of_tensors_and_params_do_not_contain_it():
@@ -215,10 +215,10 @@ def test_no_representation_shows_the_noise_seed():
 def test_a_state_that_is_a_constant_of_a_graph_is_refused():
     query = make_query()
     state = query.initial_global_state()
-    zero = query.initial_sample_state()
+    zero_state = query.initial_sample_state()
 
     def closed_over(constant):
-        return tf.function(lambda: query.get_noised_result(zero, constant)[0])
+        return tf.function(lambda: query.get_noised_result(zero_state, constant)[0])
 
     for constant in (state, tf.nest.map_structure(np.asarray, state)):
         with pytest.raises(ValueError, match="every call would add the same noise"):
@@ -227,7 +227,7 @@ def test_a_state_that_is_a_constant_of_a_graph_is_refused():
 
     @tf.function
     def step():
-        result, next_state, _ = query.get_noised_result(zero, variables)
+        result, next_state, _ = query.get_noised_result(zero_state, variables)
         tf.nest.map_structure(lambda variable, value: variable.assign(value), variables, next_state)
         return result
 
@@ -264,8 +264,8 @@ def test_records_of_other_shapes_or_dtypes_are_refused(record, match):
 def test_records_of_narrower_dtypes_are_widened(dtype, spec_dtype):
     record = tf.constant([0.5, 0.25], dtype)
     for value in (record, tf.Variable(record), record.numpy(), np.array([0.5, 0.25])):
-        clipped = preprocess(make_query(tf.TensorSpec([2], spec_dtype)), value).record
-        np.testing.assert_array_equal(clipped, [0.5, 0.25])
+        clipped_record = preprocess(make_query(tf.TensorSpec([2], spec_dtype)), value).record
+        np.testing.assert_array_equal(clipped_record, [0.5, 0.25])
 
 
 BANDED = plan_of(MECHANISMS["banded"](ROUNDS))

@@ -29,7 +29,7 @@ def query_of(scaling):
 def played(query):
     """Returns the releases of all rounds, the scales, and the last state."""
     state = query.initial_global_state()
-    released = []
+    releases = []
     scales = []
     for t in range(ROUNDS):
         params = query.derive_sample_params(state)
@@ -37,9 +37,9 @@ def played(query):
         for update in random_updates(t):
             sample = query.accumulate_record(params, sample, [tf.constant(update, tf.float32)])
         [mean], state, _ = query.get_noised_result(sample, state)
-        released.append(mean.numpy())
+        releases.append(mean.numpy())
         scales.append(params.scales[0].numpy())
-    return np.array(released), np.array(scales), state
+    return np.array(releases), np.array(scales), state
 
 
 def random_updates(t):
@@ -62,8 +62,8 @@ def scales_of(rule, released, interval):
 def test_scales_follow_from_releases_and_sums_from_scales(rule, interval):
     scaling = Scaling(rule=rule, epsilon=EPSILON, decay=0.9, every=interval)
     query = query_of(scaling)
-    released, scales, state = played(query)
-    expected = scales_of(rule, released, interval)
+    releases, scales, state = played(query)
+    expected = scales_of(rule, releases, interval)
     np.testing.assert_allclose(scales, expected[:-1], rtol=1e-4)
     np.testing.assert_allclose(state.scaling.scales[0], expected[-1], rtol=1e-4)
     # By brute force: each update scaled and clipped, the sum with its noise, and back.
@@ -72,13 +72,13 @@ def test_scales_follow_from_releases_and_sums_from_scales(rule, interval):
         u = random_updates(t) * expected[t]
         u *= np.minimum(1, clip / np.linalg.norm(u, axis=1))[:, None]
         np.testing.assert_allclose(
-            released[t], (u.sum(axis=0) + noise) / CLIENTS / expected[t], rtol=2e-3, atol=1e-5
+            releases[t], (u.sum(axis=0) + noise) / CLIENTS / expected[t], rtol=2e-3, atol=1e-5
         )
     drift = float(query.derive_metrics(state)["scale_drift"])
     assert drift == pytest.approx(np.abs(np.log(expected[-2] / expected[-3])).max(), rel=1e-3)
     assert np.ptp(np.log(scales[-1])) > 0.5
     on_arrays = initial_scaling([SIZE])
-    for t, mean in enumerate(released):
+    for t, mean in enumerate(releases):
         on_arrays = scaling_after(scaling, on_arrays, [mean], t)
     np.testing.assert_allclose(on_arrays.scales[0], state.scaling.scales[0], rtol=1e-6)
     np.testing.assert_allclose(on_arrays.moment[0], state.scaling.moment[0], rtol=1e-6)
@@ -98,9 +98,9 @@ def test_no_scaled_update_exceeds_the_clip_norm_and_scales_are_finite_and_positi
         assert np.all((s > 0) & np.isfinite(s))
         params = query.derive_sample_params(query.initial_global_state()._replace(scaling=scaling))
         for size in (1e-30, 1.0, 1e30):
-            sent = tf.constant(rng.normal(size=SIZE) * size, tf.float32)
-            [clipped] = query.preprocess_record(params, [sent]).record
-            assert np.linalg.norm(clipped.numpy().astype(np.float64)) <= query.plan.clip_norm
+            sent_update = tf.constant(rng.normal(size=SIZE) * size, tf.float32)
+            [clipped_update] = query.preprocess_record(params, [sent_update]).record
+            assert np.linalg.norm(clipped_update.numpy().astype(np.float64)) <= query.plan.clip_norm
 
 
 @pytest.mark.parametrize("bad", [{"rule": "yogi"}, {"epsilon": 1e-30}, {"decay": 1.0}])

@@ -47,19 +47,22 @@ def test_secure_sum_and_metrics_equal_those_of_the_open_sum():
     rng = np.random.default_rng(0)
 
     def update(scale):
-        half = (scale * rng.standard_normal(4)).astype(np.float16)
-        return [half, np.float32(scale), np.zeros(0, np.float32)]
+        half_array = (scale * rng.standard_normal(4)).astype(np.float16)
+        return [half_array, np.float32(scale), np.zeros(0, np.float32)]
 
     rounds = [[update(0.1), update(9.0), update(np.inf)], [], [update(1e-4)]]
-    outputs = (rounds_of(kind, rounds, secure_sum=secure) for secure in (True, False))
-    for secure, plain in zip(*outputs, strict=True):
+    outputs = (rounds_of(kind, rounds, secure_sum=secure_output) for secure_output in (True, False))
+    for secure_output, open_output in zip(*outputs, strict=True):
         # A few steps of 2^-32 of the clip norm, and the rounding of the result itself.
         for secure_leaf, plain_leaf, rtol in zip(
-            secure.result, plain.result, (2.0**-10, 1e-6, 0), strict=True
+            secure_output.result, open_output.result, (2.0**-10, 1e-6, 0), strict=True
         ):
             np.testing.assert_allclose(secure_leaf, plain_leaf, rtol=rtol, atol=1e-8)
-        assert secure.measurements["dp_query_metrics"] == plain.measurements["dp_query_metrics"]
-        assert secure.measurements["dp"]["records"]["secure_upper_clipped_count"] == 0
+        assert (
+            secure_output.measurements["dp_query_metrics"]
+            == open_output.measurements["dp_query_metrics"]
+        )
+        assert secure_output.measurements["dp"]["records"]["secure_upper_clipped_count"] == 0
 
 
 def test_an_adaptive_clip_norm_is_refused():

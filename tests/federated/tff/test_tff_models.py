@@ -53,10 +53,10 @@ class ByHand(models.VariableModel):
     def forward_pass(self, batch_input, training=True):
         logits = self.logits(batch_input["x"])
         y = batch_input["y"]
-        right = tf.cast(tf.argmax(logits, -1, tf.int32) == y, tf.float32)
+        is_right = tf.cast(tf.argmax(logits, -1, tf.int32) == y, tf.float32)
         if tf.size(y) == 0:  # which AutoGraph rewrites
-            right = -right
-        self.seen.assign_add([tf.reduce_sum(right), tf.cast(tf.size(right), tf.float32)])
+            is_right = -is_right
+        self.seen.assign_add([tf.reduce_sum(is_right), tf.cast(tf.size(is_right), tf.float32)])
         loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(y, logits))
         return models.BatchOutput(loss, logits, tf.shape(y)[0])
 
@@ -82,8 +82,10 @@ class ByHand(models.VariableModel):
 def functional(seed):
     @tf.function
     def predict(weights, x, training):
-        (table, dense), _ = weights
-        return tf.nn.embedding_lookup(table, x) @ dense["1 kernel"] + dense["2 bias"]
+        (table, dense_weights), _ = weights
+        return (
+            tf.nn.embedding_lookup(table, x) @ dense_weights["1 kernel"] + dense_weights["2 bias"]
+        )
 
     def loss(output, label, sample_weight=None):  # of the whole batch, as in TFF's example
         return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(label, output))
@@ -128,11 +130,11 @@ METRICS = ("accuracy", "loss")
 
 def metrics_of(run):
     """Returns the metrics of the result, and means over clients."""
-    tuned = run.evaluate_fine_tuned(1)["metrics"]["loss"]
+    fine_tuned_loss = run.evaluate_fine_tuned(1)["metrics"]["loss"]
     result = run.result
     return {
         "clients": run.evaluate_clients()["mean"],
-        **{when: tuned[when]["mean"] for when in ("before", "after")},
+        **{when: fine_tuned_loss[when]["mean"] for when in ("before", "after")},
         **{f"{split} {n}": result[split][n] for split in ("validation", "test") for n in METRICS},
     }
 

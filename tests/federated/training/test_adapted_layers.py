@@ -80,9 +80,9 @@ def test_adapted_layers_are_trained_and_exported_with_their_words(kind, tmp_path
 def test_a_keras_file_with_words_is_loaded(tmp_path):
     model = task_of("TextVectorization").build_model(1)
     model.save(tmp_path / "own.keras")
-    loaded = load_keras_file(tmp_path / "own.keras")
+    loaded_model = load_keras_file(tmp_path / "own.keras")
     inputs = tf.constant(INPUTS["TextVectorization"])
-    np.testing.assert_array_equal(loaded(inputs), model(inputs))
+    np.testing.assert_array_equal(loaded_model(inputs), model(inputs))
 
 
 def test_a_vocabulary_is_refused_in_tff(tmp_path):

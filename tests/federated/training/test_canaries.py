@@ -139,9 +139,9 @@ def test_updates_that_are_not_clipped_break_the_claim(tmp_path, monkeypatch):
         self.add_clipped(leaves, 1, 0, 0)
 
     monkeypatch.setattr(UpdateSum, "add", unclipped)
-    broken = train(tmp_path / "broken", config(client_learning_rate=1e-9))
-    printed = program(f"audit canaries {broken.path}", status=1).stdout
-    assert "ABOVE THE CLAIM" in printed
+    broken_run = train(tmp_path / "broken", config(client_learning_rate=1e-9))
+    printed_text = program(f"audit canaries {broken_run.path}", status=1).stdout
+    assert "ABOVE THE CLAIM" in printed_text
 
 
 def test_runs_without_canaries_evidence_are_refused(run, tmp_path):
@@ -171,6 +171,8 @@ def test_too_many_canaries_and_zeroed_ones_are_refused(tmp_path, changes, match)
 
 
 def test_canaries_count_in_the_population():
-    sampled = config(cohort_size=5, sampling="poisson", population=CLIENTS, bands=2, min_sep=None)
+    sampled_config = config(
+        cohort_size=5, sampling="poisson", population=CLIENTS, bands=2, min_sep=None
+    )
     with refusal("set population to 80"):
-        run_controller(CLIENTS, sampled, sampled.plan())
+        run_controller(CLIENTS, sampled_config, sampled_config.plan())

@@ -51,20 +51,20 @@ def test_a_run_killed_at_any_point_of_a_round_resumes_identically(tmp_path, monk
 
     def copy(point):
         """Copies the folder as a kill in round 2 would leave it."""
-        committed = RunFolder(tmp_path / "run").committed_rounds()
-        if committed in (2, 3) and (point, committed) not in copies:
-            copies[point, committed] = tmp_path / f"{point} {committed}"
-            shutil.copytree(tmp_path / "run", copies[point, committed])
+        committed_rounds = RunFolder(tmp_path / "run").committed_rounds()
+        if committed_rounds in (2, 3) and (point, committed_rounds) not in copies:
+            copies[point, committed_rounds] = tmp_path / f"{point} {committed_rounds}"
+            shutil.copytree(tmp_path / "run", copies[point, committed_rounds])
 
     settings = config(execution)
     with monkeypatch.context() as patch:
         for owner, name in POINTS:
             patch.setattr(owner, name, copied_around(getattr(owner, name)))
-        uninterrupted = train(tmp_path / "run", settings)
+        whole_run = train(tmp_path / "run", settings)
     points = sorted(copies)[:: 1 if execution == "fast" else 5]
     assert len(sorted(copies)) >= 10
     for point in points:
-        assert_same_run(uninterrupted, train(copies[point], settings, resume=True))
+        assert_same_run(whole_run, train(copies[point], settings, resume=True))
 
 
 class Broken(RoundMetric):

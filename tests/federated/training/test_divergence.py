@@ -134,8 +134,8 @@ def test_the_rule_is_for_a_server_of_sgd(plan):
     assert rate_of(plan, server_momentum=0.0) == pytest.approx(20 * rate_of(plan))
     # The claimed cohort divides the noise of a simulation as its own size does
     # that of the run itself.
-    claimed = plan.simulating(simulated=20, claimed=60)
-    assert rate_of(claimed, claimed_cohort=60) > 2 * rate_of(plan)
+    simulating_plan = plan.simulating(simulated=20, claimed=60)
+    assert rate_of(simulating_plan, claimed_cohort=60) > 2 * rate_of(plan)
 
 
 def test_a_learning_rate_far_too_large_for_the_noise_warns(plan):

@@ -60,9 +60,13 @@ def test_a_run_stops_after_patience_evaluations_without_improvement(largest_loss
 @pytest.mark.parametrize("share", [0.0, 0.5])
 def test_a_run_that_no_longer_improves_ends_and_states_all_rounds(tmp_path, share):
     """With a rate of 50 and noise, validation and private losses increase at once."""
-    private = {"private_metrics": share, "largest_loss": 50.0} if share else {}
+    metric_options = {"private_metrics": share, "largest_loss": 50.0} if share else {}
     settings = config(
-        rounds=8, noise_multiplier=0.05, evaluate_every=1, server_learning_rate=50.0, **private
+        rounds=8,
+        noise_multiplier=0.05,
+        evaluate_every=1,
+        server_learning_rate=50.0,
+        **metric_options,
     )
     expected_warning = pytest.warns(UserWarning, match="validation losses decide .* does not cover")
     with contextlib.nullcontext() if share else expected_warning:

@@ -78,11 +78,11 @@ def losses_by_hand(run, config, split=None):
     config = dataclasses.replace(config, client_learning_rate=RATE)
     work = work_of(run.task, config, max_step_norm=config.clip_norm)
     scales = [np.ones_like(weight) for weight in run.weights]
-    sent = Broadcast(run.weights, ClientParams(math.inf, math.inf, scales))
+    broadcast = Broadcast(run.weights, ClientParams(math.inf, math.inf, scales))
     model = run.model()
     losses = []
     for client, other_half in divided(run, config):
-        [client_sum] = work.sums(sent, [[client]])
+        [client_sum] = work.sums(broadcast, [[client]])
         x, y = split or other_half
         for update in ([0.0, 0.0], client_sum.values):
             model.set_weights(
@@ -212,7 +212,10 @@ def test_infinite_losses_are_distinguished_from_undefined_ones(run):
 
     task = dataclasses.replace(run.task, client_examples=examples, loss=loss, metrics=lambda: [])
     num_clients = len(divided(run, tuned(run)))
-    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(record=True) as caught:
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        warnings.catch_warnings(record=True) as caught_warnings,
+    ):
         warnings.simplefilter("always")
         patch.setattr(fine_tuning._FineTuning, "_train", diverged_after)
         metric = dataclasses.replace(run, task=task).evaluate_fine_tuned(1)["metrics"]["loss"]
@@ -223,7 +226,7 @@ def test_infinite_losses_are_distinguished_from_undefined_ones(run):
     assert metric["clients_undefined"] == 1
     assert metric["clients_not_finite"] in (num_clients // 2, num_clients // 2 - 1)
     assert math.isfinite(metric["after"]["mean"])
-    messages = " ".join(str(warning.message) for warning in caught)
+    messages = " ".join(str(warning.message) for warning in caught_warnings)
     assert f"loss of {metric['clients_not_finite']} clients" in messages
     assert "its mean went from 1 to inf" in messages
 
@@ -341,13 +344,14 @@ def test_losses_that_become_worse_are_reported(
         fine_tuning.Change({"loss": loss_before}, {"loss": loss_after})
         for loss_before, loss_after in zip(losses_before, losses_after, strict=True)
     ]
-    with warnings.catch_warnings(record=True) as caught:
+    with warnings.catch_warnings(record=True) as caught_warnings:
         warnings.simplefilter("always")
         fine_tuning._warn_of_worse_losses(changes, not_finite, 0.4, "test")
     assert [
-        f"{worse_clients} clients worse on test" in str(warning.message) for warning in caught
+        f"{worse_clients} clients worse on test" in str(warning.message)
+        for warning in caught_warnings
     ] == [True] * (worse_clients is not None)
-    for warning in caught:
+    for warning in caught_warnings:
         assert "a smaller `learning_rate` than 0.4" in str(warning.message)
 
 

@@ -53,9 +53,9 @@ def run(
     assert finished_process.returncode == 0, finished_process.stderr[-3000:]
     peaks = json.loads(finished_process.stdout.splitlines()[-1])
     assert sum(peaks.values()) * 2**30 < under_gb * 1e9, peaks
-    newest = newest_round(folder)
-    assert newest.t == rounds - 1
-    return newest.before
+    newest_t = newest_round(folder)
+    assert newest_t.t == rounds - 1
+    return newest_t.before
 
 
 def test_two_rounds_of_tff_take_under_10_gb(tmp_path):

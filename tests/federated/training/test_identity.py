@@ -195,23 +195,23 @@ def test_a_task_without_a_version_of_its_data_warns(begun, tmp_path):
 
 def test_a_run_begun_in_python_resumes_in_python(tmp_path):
     folder = begin(tmp_path / "run")
-    named = dataclasses.replace(SETTINGS, task="my_module:task")
+    named_settings = dataclasses.replace(SETTINGS, task="my_module:task")
     with refusal("it was trained in Python, so resume it there, by federated.train"):
-        go_on(folder, settings=named)
+        go_on(folder, settings=named_settings)
 
 
 def test_the_end_is_declared_before_the_first_round(tmp_path):
     target = SETTINGS.plan().epsilon / 2
-    ended = dataclasses.replace(SETTINGS, stop_at_epsilon=target)
-    folder = begin(tmp_path / "run", settings=ended)
-    assert go_on(folder, settings=ended).rounds() < SETTINGS.rounds
-    for begun, other_settings in (
+    ended_settings = dataclasses.replace(SETTINGS, stop_at_epsilon=target)
+    folder = begin(tmp_path / "run", settings=ended_settings)
+    assert go_on(folder, settings=ended_settings).rounds() < SETTINGS.rounds
+    for begun_settings, other_settings in (
         (folder, dataclasses.replace(SETTINGS, stop_at_epsilon=target / 2)),
         (folder, SETTINGS),
-        (begin(tmp_path / "other"), ended),
+        (begin(tmp_path / "other"), ended_settings),
     ):
         with refusal("with another config: stop_at_epsilon="):
-            go_on(begun, settings=other_settings)
+            go_on(begun_settings, settings=other_settings)
 
 
 def test_an_accepted_other_program_resumes_and_plan_json_records_it(tmp_path):

@@ -56,8 +56,8 @@ def test_a_resume_from_other_weights_is_refused(keras_file, tmp_path):
     settings = config(initial_model=str(keras_file))
     path = broken_off(tmp_path / "run", 1, settings) / "initial_model.npz"
     with np.load(path) as arrays:
-        changed = {name: arrays[name] + 1 for name in arrays.files}
-    np.savez(path, **changed)
+        changed_arrays = {name: arrays[name] + 1 for name in arrays.files}
+    np.savez(path, **changed_arrays)
     for _ in range(2):
         with refusal(r"initial_model\.npz is missing or changed"):
             train(tmp_path / "run", settings, resume=True)
@@ -71,9 +71,9 @@ def test_frozen_weights_are_taken_too(tmp_path):
             4, kernel_initializer=tf.keras.initializers.RandomNormal(seed=seed)
         )
         frozen_layer.trainable = not frozen
-        embedding, dense = small_task().build_model(seed).layers
+        embedding_layer, dense_layer = small_task().build_model(seed).layers
         return tf.keras.Sequential(
-            [tf.keras.Input((5,), dtype=tf.int32), embedding, frozen_layer, dense]
+            [tf.keras.Input((5,), dtype=tf.int32), embedding_layer, frozen_layer, dense_layer]
         )
 
     task = small_task(build_model=build_model)

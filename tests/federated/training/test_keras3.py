@@ -88,8 +88,8 @@ def through_a_layer_of_keras3(seed=0):
     import tensorflow as tf
 
     inputs = tf.keras.Input((5,))
-    hidden = tf.keras.layers.Dense(3)(inputs)
-    return tf.keras.Model(inputs, keras.layers.Dense(7)(hidden))
+    hidden_output = tf.keras.layers.Dense(3)(inputs)
+    return tf.keras.Model(inputs, keras.layers.Dense(7)(hidden_output))
 
 
 @pytest.mark.parametrize(

@@ -57,9 +57,9 @@ def test_a_run_killed_after_three_rounds_resumes_to_the_same_six_rounds(
     command = [sys.executable, "-m", "tests.federated.run_small", *arguments]
     killed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
-    interrupted = fedmf.Run.load(tmp_path / "parts")
-    assert interrupted.result is None
-    assert len(interrupted.metrics) == 3
+    interrupted_run = fedmf.Run.load(tmp_path / "parts")
+    assert interrupted_run.result is None
+    assert len(interrupted_run.metrics) == 3
     assert_same_run(whole_run, train(tmp_path / "parts", config(execution), resume=True))
 
     workers = [
@@ -123,14 +123,14 @@ def test_ctrl_c_leaves_all_complete_rounds(whole_run, tmp_path):
 
 def test_a_crash_loses_no_round(whole_run, tmp_path):
     """Rows that a crash kept from the readable files are written from the journal."""
-    interrupted = broken_off(tmp_path / "parts", 5)
+    interrupted_folder = broken_off(tmp_path / "parts", 5)
     for name in ("metrics.jsonl", "participation.csv", "timings.jsonl"):
-        with open(interrupted / name, "a") as rows:
+        with open(interrupted_folder / name, "a") as rows:
             rows.write('{"round": 5, "cli')  # a row half written
-    without_files = shutil.copytree(interrupted, tmp_path / "none")
+    without_files = shutil.copytree(interrupted_folder, tmp_path / "none")
     for name in ("metrics.jsonl", "participation.csv", "timings.jsonl"):
         (without_files / name).unlink()
-    for folder in (interrupted, without_files):
+    for folder in (interrupted_folder, without_files):
         executed_rounds = []
         assert_same_run(whole_run, train(folder, resume=True, on_round=executed_rounds.append))
         assert executed_rounds == [5]
@@ -147,10 +147,10 @@ def test_a_resume_accepts_a_plan_that_differs_by_rounding(whole_run, tmp_path):
         patch.setattr(Plan, "epsilon", property(lambda plan: 7.9999994480834))
         broken_off(tmp_path, 3)
     rounded_plan = dataclasses.replace(config().plan(), noise_multiplier=0.3 * (1 + 1e-13))
-    resumed = train(tmp_path, resume=True, plan=rounded_plan)
-    assert_same_run(whole_run, resumed)
-    assert resumed.plan["epsilon"] == 7.9999994480834
-    assert resumed.plan["versions"] == versions
+    resumed_run = train(tmp_path, resume=True, plan=rounded_plan)
+    assert_same_run(whole_run, resumed_run)
+    assert resumed_run.plan["epsilon"] == 7.9999994480834
+    assert resumed_run.plan["versions"] == versions
 
 
 def test_a_plan_that_another_version_computes_differently_is_refused_with_both_versions(tmp_path):
@@ -247,13 +247,13 @@ def test_an_unwritable_folder_is_refused_in_one_sentence(tmp_path):
 @pytest.mark.slow
 def test_a_run_with_its_own_plan_resumes_without_it(whole_run, tmp_path):
     plan = dataclasses.replace(config().plan(), noise_multiplier=0.7)
-    resumed = train(broken_off(tmp_path / "parts", 3, plan=plan), resume=True)
-    assert resumed.plan["noise_multiplier"] == 0.7
-    stddevs = {row["noise_stddev"] for row in resumed.metrics}
+    resumed_run = train(broken_off(tmp_path / "parts", 3, plan=plan), resume=True)
+    assert resumed_run.plan["noise_multiplier"] == 0.7
+    stddevs = {row["noise_stddev"] for row in resumed_run.metrics}
     assert stddevs.isdisjoint(row["noise_stddev"] for row in whole_run.metrics)
     assert len(stddevs) == 1
 
-    statement = json.loads((resumed.path / "final_statement.json").read_text())
+    statement = json.loads((resumed_run.path / "final_statement.json").read_text())
     command = statement["commands"][1]
     assert command.startswith("fedmf calibrate parts/mechanism.npz --rounds 6 ")
     assert "--noise-multiplier 0.7" in command
@@ -297,9 +297,14 @@ def test_a_diverging_run_warns_once_also_after_a_resume(tmp_path):
     test_divergence.py has the rules.
     """
     broken_off(tmp_path, 15, DIVERGING)
-    with pytest.warns(UserWarning, match="diverges|training loss of round") as caught:
+    with pytest.warns(UserWarning, match="diverges|training loss of round") as caught_warnings:
         train(tmp_path, DIVERGING, resume=True)
-    assert sum("`server_learning_rate` than 0.5" in str(warning.message) for warning in caught) == 1
+    assert (
+        sum(
+            "`server_learning_rate` than 0.5" in str(warning.message) for warning in caught_warnings
+        )
+        == 1
+    )
 
 
 @pytest.mark.slow

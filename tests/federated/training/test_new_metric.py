@@ -74,8 +74,8 @@ def test_invalid_metrics_are_refused():
             check_round_metrics("round_metrics", [named(name)])
     with refusal("name='a', which is a column already"):
         check_round_metrics("round_metrics", [named("a"), named("a")])
-    finished = FinishedRound(3, [], [], [])
+    finished_round = FinishedRound(3, [], [], [])
     for value in (None, "1", True, np.ones(2), [1.0]):
         with refusal("round metric a returned .* in round 3: return one number", TypeError):
-            compute_round_metrics([named("a", value)], finished)
-    assert compute_round_metrics([named("a", np.float32(2.0))], finished) == {"a": 2.0}
+            compute_round_metrics([named("a", value)], finished_round)
+    assert compute_round_metrics([named("a", np.float32(2.0))], finished_round) == {"a": 2.0}

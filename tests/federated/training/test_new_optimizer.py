@@ -73,8 +73,8 @@ def test_a_resume_with_another_optimizer_is_refused(heavy_ball, tmp_path):
             r"cannot resume .* with server_optimizer=\{.*heavy_ball.*: the run has \{.* 0\.05\}"
         ):
             train(folder, settings, resume=True, server_optimizer=other_optimizer)
-    resumed = train(folder, config(), resume=True, server_optimizer=heavy_ball(friction=0.05))
-    np.testing.assert_array_equal(weights_of(resumed), weights_of(whole_run))
+    resumed_run = train(folder, config(), resume=True, server_optimizer=heavy_ball(friction=0.05))
+    np.testing.assert_array_equal(weights_of(resumed_run), weights_of(whole_run))
 
 
 def test_an_optimizer_object_of_fedmf_sets_the_config_fields(tmp_path):

@@ -34,9 +34,9 @@ def test_noise_on_disk_is_announced_and_removed(tmp_path, capsys, whole_weights)
         np.abs(weight - whole_weight).max() > 1e-3
         for weight, whole_weight in zip(quiet.weights, whole_weights, strict=True)
     )
-    printed = capsys.readouterr().err
-    assert "noise:" not in printed
-    assert all(text in printed for text in ("6/6", "clients/s=", "loss="))
+    printed_text = capsys.readouterr().err
+    assert "noise:" not in printed_text
+    assert all(text in printed_text for text in ("6/6", "clients/s=", "loss="))
     # Two threads have 1 + 2 + 1 rows to work on, and 2 or more rows wait: one row is too little.
     options = {
         "noise_strategy": "recurrent",

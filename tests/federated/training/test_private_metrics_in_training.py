@@ -61,8 +61,8 @@ def test_private_metrics_are_sums_of_clients_with_noise_of_their_own_stream(whol
                 client_metrics = evaluator.on(callback.before[t], examples)
                 loss = min(client_metrics["loss"], 4.0) / 2 - 1
                 total += np.array([1, 2 * client_metrics["accuracy"] - 1, loss]) / np.sqrt(3)
-        released = metrics.release(t, total)
-        expected = metrics.values(range(t, t + 1), released)
+        expected_release = metrics.release(t, total)
+        expected = metrics.values(range(t, t + 1), expected_release)
         assert row["private"].pop("stddev") == pytest.approx(expected.pop("stddev"), rel=1e-4)
         assert row["private"] == pytest.approx(expected, rel=1e-4, abs=1e-4)
 
@@ -162,8 +162,8 @@ class Draws(tf.keras.metrics.SparseCategoricalAccuracy):
     """A metric of a random half of the examples."""
 
     def update_state(self, labels, outputs, sample_weight=None):
-        half = tf.cast(tf.random.uniform(tf.shape(labels)) < 0.5, tf.float32)
-        super().update_state(labels, outputs, half)
+        is_in_half = tf.cast(tf.random.uniform(tf.shape(labels)) < 0.5, tf.float32)
+        super().update_state(labels, outputs, is_in_half)
 
 
 def with_metric(metric):

@@ -43,8 +43,12 @@ def test_a_poisson_run_respects_its_partition_and_resumes_identically(tmp_path):
     assert whole_run.plan["sampling"]["partitions"] == 2
     statement = (whole_run.path / "final_statement.md").read_text()
     assert "Poisson" in statement
-    achieved = whole_run.result["achieved"]
-    assert achieved["epsilon"] == whole_run.plan["epsilon"] < achieved["unamplified_epsilon"]
+    achieved_values = whole_run.result["achieved"]
+    assert (
+        achieved_values["epsilon"]
+        == whole_run.plan["epsilon"]
+        < achieved_values["unamplified_epsilon"]
+    )
 
 
 @pytest.mark.slow

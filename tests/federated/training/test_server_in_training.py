@@ -22,18 +22,18 @@ BOTH = {"clip_quantile": 0.5, "clip_every": 2}
 @pytest.mark.parametrize("adaptive", [{}, BOTH], ids=["fixed", "adaptive"])
 def test_a_run_and_a_server_have_equal_releases(adaptive, tmp_path, monkeypatch):
     sums = []
-    means = []
-    honest = NoisyMeans.release
-    added = UpdateSum.add_clipped
+    released_means = []
+    honest_release = NoisyMeans.release
+    honest_add = UpdateSum.add_clipped
 
     def release(self, state, total, row):
-        mean, state = honest(self, state, total, row)
-        means.append(mean)
+        mean, state = honest_release(self, state, total, row)
+        released_means.append(mean)
         return mean, state
 
     def add_clipped(self, leaves, clients, clipped, zeroed):
-        sums.append((len(means), leaves, int(clients), int(clipped)))
-        added(self, leaves, clients, clipped, zeroed)
+        sums.append((len(released_means), leaves, int(clients), int(clipped)))
+        honest_add(self, leaves, clients, clipped, zeroed)
 
     with monkeypatch.context() as patch:
         patch.setattr(NoisyMeans, "release", release)
@@ -43,19 +43,19 @@ def test_a_run_and_a_server_have_equal_releases(adaptive, tmp_path, monkeypatch)
     shapes = [np.asarray(leaf).shape for leaf in sums[0][1]]
     server = fedmf.Server(plan, shapes=shapes, clients_per_round=6, noise_seed=SEED)
     ledger = fedmf.ParticipationLedger.from_csv(
-        run.path / "participation.csv", rounds=len(means), cohort_size=6
+        run.path / "participation.csv", rounds=len(released_means), cohort_size=6
     )
-    cohorts = [ledger.cohort(t).tolist() for t in range(len(means))]
-    for t, mean in enumerate(means):
+    cohorts = [ledger.cohort(t).tolist() for t in range(len(released_means))]
+    for t, mean in enumerate(released_means):
         remaining_clients = list(cohorts[t])
         for _, leaves, clients, clipped in (group_sum for group_sum in sums if group_sum[0] == t):
             group = remaining_clients[:clients]
             remaining_clients = remaining_clients[clients:]
             server.add_sum([np.asarray(leaf) for leaf in leaves], clients=group, clipped=clipped)
         assert not remaining_clients
-        released = np.concatenate([np.ravel(array) for array in server.release()])
-        np.testing.assert_array_equal(released, mean)
-    assert server.round == len(means) == plan.participation.rounds
+        server_release = np.concatenate([np.ravel(array) for array in server.release()])
+        np.testing.assert_array_equal(server_release, mean)
+    assert server.round == len(released_means) == plan.participation.rounds
     assert server.audit().epsilon == audit_run(run).epsilon
 
 

@@ -44,10 +44,10 @@ def test_a_run_stops_before_it_exceeds_an_epsilon_or_its_plan(tmp_path):
     resumed_folder = tmp_path / "parts"
     train(resumed_folder, ending, stop_after=rounds - 1)
     assert_same_run(run, train(resumed_folder, ending, resume=True))
-    longer = dataclasses.replace(ending, rounds=settings.rounds + 2)
+    longer_settings = dataclasses.replace(ending, rounds=settings.rounds + 2)
     for other_settings, match in (
         (ending, f"ended after {rounds} rounds"),
-        (longer, rf"the run has {settings.rounds}\).* for all rounds"),
+        (longer_settings, rf"the run has {settings.rounds}\).* for all rounds"),
     ):
         with refusal(match):
             train(resumed_folder, other_settings, resume=True)
@@ -87,8 +87,8 @@ def test_an_end_chosen_by_data_states_the_epsilon_of_all_rounds(tmp_path):
     assert "the run was stopped before them because of its results" in audit.unrecorded
     train(tmp_path / "clock", callbacks=[Early(by_data=False)])
     assert fedmf.audit_run(tmp_path / "clock").epsilon < plan.epsilon
-    finished = fedmf.audit_run(train(run.path, resume=True).path)
-    assert (finished.epsilon, finished.unrecorded) == (plan.epsilon, None)
+    finished_audit = fedmf.audit_run(train(run.path, resume=True).path)
+    assert (finished_audit.epsilon, finished_audit.unrecorded) == (plan.epsilon, None)
 
 
 @pytest.mark.parametrize("rounds", ["3", 2.5, -1, 0, True, 6])

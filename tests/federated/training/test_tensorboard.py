@@ -41,8 +41,8 @@ def test_each_point_is_written_once_also_after_a_resume(tmp_path):
     assert {t for t, _, _ in points(tmp_path)} == {*range(5)}
     run = train(tmp_path, settings, resume=True, **board)
     *columns, values = zip(*points(tmp_path), strict=True)
-    *expected_columns, exact = zip(*expected(run), strict=True)
+    *expected_columns, exact_values = zip(*expected(run), strict=True)
     assert columns == expected_columns
-    assert values == pytest.approx(exact, rel=1e-6)  # float32
+    assert values == pytest.approx(exact_values, rel=1e-6)  # float32
     assert "covered/noise_stddev" in columns[1]
     assert (tmp_path / "tensorboard").stat().st_mode & 0o077 == 0

@@ -112,6 +112,6 @@ def test_export_fills_an_empty_folder_and_leaves_nothing_beside_it(whole_run, tm
     (tmp_path / "model").mkdir()
     whole_run.export(tmp_path / "model")
     x, _ = small_task().split("test")
-    loaded = tf.keras.models.load_model(tmp_path / "model")
-    np.testing.assert_array_equal(loaded(x), whole_run.model()(x))
+    loaded_model = tf.keras.models.load_model(tmp_path / "model")
+    np.testing.assert_array_equal(loaded_model(x), whole_run.model()(x))
     assert [path.name for path in tmp_path.iterdir()] == ["model"]

@@ -159,14 +159,14 @@ def test_without_equal_norms_the_optimum_is_that_of_an_independent_solver():
         C = banded_matrix(rows_of_columns(columns / np.sqrt(sums[np.arange(n) % b])[:, None]))
         return np.sum((workload.matrix @ np.linalg.inv(C)) ** 2)
 
-    best = minimize(
+    optimum = minimize(
         value, np.append(np.ones(n), np.full(n - 1, 0.3)), method="BFGS", options={"gtol": 1e-8}
     ).fun
     certificate = fit(
         workload, epochs(n, b), bands=bands, equal_norms=False, tolerance=1e-8
     ).certificate
-    assert_allclose(certificate.loss, best, rtol=1e-6)
-    assert certificate.lower_bound <= best * (1.0 + 1e-9)
+    assert_allclose(certificate.loss, optimum, rtol=1e-6)
+    assert certificate.lower_bound <= optimum * (1.0 + 1e-9)
 
 
 def test_without_equal_norms_the_matrix_is_the_same_for_both_schemas():
@@ -181,9 +181,9 @@ def test_without_equal_norms_the_matrix_is_the_same_for_both_schemas():
 def test_equal_norms_are_the_optimum_of_a_single_participation():
     single_participation = separated(20, 5, 1)
     equal = fit(prefix_sum(20), single_participation, bands=5, equal_norms=True)
-    free = fit(prefix_sum(20), single_participation, bands=5, equal_norms=False)
-    assert np.array_equal(equal.diagonals, free.diagonals)
-    assert free.certificate.participation is None
+    free_fit = fit(prefix_sum(20), single_participation, bands=5, equal_norms=False)
+    assert np.array_equal(equal.diagonals, free_fit.diagonals)
+    assert free_fit.certificate.participation is None
 
 
 # `fedmf paper run banded-table-2 --scale full` compares the table's other two rows as well.
@@ -192,7 +192,7 @@ def test_equal_norms_are_the_optimum_of_a_single_participation():
 def test_figures_are_those_of_banded_table_2(bands, equal_norms):
     n = 2052
     b = 342
-    printed = BANDED_TABLE_2_BANDS[bands, equal_norms]
+    printed_figures = BANDED_TABLE_2_BANDS[bands, equal_norms]
     options = {"bands": bands, "equal_norms": equal_norms, "tolerance": 1e-3}
     mechanism = fit(prefix_sum(n), epochs(n, b), **options)
     assert mechanism.certificate.gap <= 1e-3
@@ -203,4 +203,4 @@ def test_figures_are_those_of_banded_table_2(bands, equal_norms):
     error = rmse(mechanism, prefix_sum(n), epochs(n, b)) / BANDED_TABLE_2_UNIT
     ratio = of_min_sep / of_epochs
     figures = (of_single / of_epochs, ratio, error, error * ratio)
-    assert tuple(f"{figure:.2f}" for figure in figures) == printed
+    assert tuple(f"{figure:.2f}" for figure in figures) == printed_figures

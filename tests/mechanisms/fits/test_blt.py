@@ -55,12 +55,12 @@ def test_a_few_buffers_come_near_the_best_toeplitz_encoder(make):
             )
             return measure(mechanism, workload, single(n))
 
-        best = error("toeplitz", bands=n)
+        best_error = error("toeplitz", bands=n)
         errors = [error("blt", buffers=d) for d in (1, 2, 4)]
         # For momentum they are equal at the tolerance of the fits.
         assert errors[2] <= errors[1] * (1.0 + 1e-6)
         assert errors[1] < errors[0]
-        assert best * (1.0 - 1e-5) <= errors[-1] <= 1.003 * best
+        assert best_error * (1.0 - 1e-5) <= errors[-1] <= 1.003 * best_error
 
 
 @pytest.mark.parametrize("n", [1, 2, 5])

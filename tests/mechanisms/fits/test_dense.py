@@ -56,7 +56,7 @@ def independent_optimum(A, b, equal_norms=False):
         traces = norms * -(-n // b) if equal_norms else [norms[c::b].sum() for c in range(b)]
         return np.concatenate([[X[i, j] for i, j in pairs], np.asarray(traces) - 1.0])
 
-    best = np.inf
+    best_loss = np.inf
     for seed in range(2):
         start = np.eye(n) * 0.6 + np.tril(np.random.default_rng(seed).uniform(0.0, 0.2, (n, n)), -1)
         optimum = scipy.optimize.minimize(
@@ -67,8 +67,8 @@ def independent_optimum(A, b, equal_norms=False):
             options={"maxiter": 500, "ftol": 1e-12},
         )
         if optimum.success and np.abs(constraints(optimum.x)).max() < 1e-8:
-            best = min(best, optimum.fun)
-    return best
+            best_loss = min(best_loss, optimum.fun)
+    return best_loss
 
 
 @pytest.mark.parametrize(("n", "b"), [(4, 2), (5, 3)])
@@ -217,10 +217,10 @@ def test_multi_epoch_matrices_have_the_figures_of_banded_table_2(equal_norms):
         rmse / 8.152,
         rmse * min_sep_sensitivity / 8.152,
     )
-    printed = ("0.50", "1.15", "1.00", "1.15")
+    printed_figures = ("0.50", "1.15", "1.00", "1.15")
     if equal_norms:
-        printed = ("0.41", "1.13", "1.01", "1.14")
-    assert tuple(f"{figure:.2f}" for figure in figures) == printed
+        printed_figures = ("0.41", "1.13", "1.01", "1.14")
+    assert tuple(f"{figure:.2f}" for figure in figures) == printed_figures
     assert mechanism.certificate.gap <= 1e-4
     if equal_norms:
         assert abs(min_sep_sensitivity - 1.1269) < 5e-4

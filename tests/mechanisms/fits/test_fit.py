@@ -11,10 +11,10 @@ from tests.mechanisms.schemas import fitted, separated, single
 
 
 def test_default_bands_are_min_sep():
-    banded = {"family": "banded"}
-    assert fit(prefix_sum(8), separated(8, 4), **banded).bands == 4
-    assert fit(prefix_sum(8), single(8), **banded).bands == 8
-    assert fit(prefix_sum(8), single(8), **banded, bands=np.int64(2)).bands == 2
+    banded_options = {"family": "banded"}
+    assert fit(prefix_sum(8), separated(8, 4), **banded_options).bands == 4
+    assert fit(prefix_sum(8), single(8), **banded_options).bands == 8
+    assert fit(prefix_sum(8), single(8), **banded_options, bands=np.int64(2)).bands == 2
 
 
 def test_more_bands_lower_the_loss_and_all_bands_reach_the_dense_optimum():
@@ -25,8 +25,8 @@ def test_more_bands_lower_the_loss_and_all_bands_reach_the_dense_optimum():
     ]
     assert losses == sorted(losses, reverse=True)
     assert_allclose(losses[0], n * (n + 1) / 2)  # One band is the identity.
-    dense = fitted(single(n), "dense", tolerance=1e-10)
-    assert_allclose(losses[-1], dense.certificate.loss, rtol=1e-7)
+    dense_mechanism = fitted(single(n), "dense", tolerance=1e-10)
+    assert_allclose(losses[-1], dense_mechanism.certificate.loss, rtol=1e-7)
 
 
 def test_a_bound_above_the_loss_is_no_certificate():

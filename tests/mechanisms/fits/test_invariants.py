@@ -64,8 +64,8 @@ def test_a_certificate_that_is_interrupted_is_replaced_by_the_quickest_bound(mon
         mechanism = fit("banded")
     assert tolerances == [FITS["banded"][2]["tolerance"], np.inf]
     monkeypatch.undo()
-    best = fit("banded").certificate
-    assert mechanism.certificate.lower_bound <= best.loss <= mechanism.certificate.loss
+    best_certificate = fit("banded").certificate
+    assert mechanism.certificate.lower_bound <= best_certificate.loss <= mechanism.certificate.loss
 
 
 @pytest.mark.parametrize("interrupted_step", [1, 4])

@@ -48,9 +48,9 @@ def test_closed_forms_have_known_figures_and_optimised_ones_less_error(
 ):
     closed_form = fitted(participation, "toeplitz", coefficients="inverse_sqrt", bands=bands)
     assert measures(closed_form, participation) == pytest.approx(expected, abs=1e-6)
-    best = inverse(participation, bands)
-    assert len(best.noising_window) == bands
-    assert measures(best, participation)[1] < 0.9 * expected[1]
+    best_mechanism = inverse(participation, bands)
+    assert len(best_mechanism.noising_window) == bands
+    assert measures(best_mechanism, participation)[1] < 0.9 * expected[1]
     assert (
         measures(inverse(participation, bands, objective="max"), participation)[2]
         < 0.9 * expected[2]
@@ -81,13 +81,13 @@ def test_a_single_free_coefficient_is_that_of_a_search(participation, objective,
             measure_index
         ]
 
-    best = scipy.optimize.minimize_scalar(
+    optimum = scipy.optimize.minimize_scalar(
         error, bounds=(-0.999, -0.5), method="bounded", options={"xatol": 1e-7}
     )
     fitted_error = measures(inverse(participation, 2, objective=objective), participation)[
         measure_index
     ]
-    assert fitted_error == pytest.approx(best.fun, rel=1e-6)
+    assert fitted_error == pytest.approx(optimum.fun, rel=1e-6)
 
 
 def test_the_sensitivity_of_alternating_coefficients_is_an_upper_bound():

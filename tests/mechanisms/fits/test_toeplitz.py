@@ -32,8 +32,8 @@ def test_the_optimum_is_that_of_another_solver(make, objective, participation):
         rows = np.square(AN).sum(axis=1)
         rounds = range(0, 8, participation.min_sep)
         # With four bands, columns four rounds apart do not overlap.
-        squared = sum(C[:, t] @ C[:, t] for t in rounds)
-        return np.sqrt(squared * (rows.mean() if objective == "mean" else rows.max()))
+        squared_norm = sum(C[:, t] @ C[:, t] for t in rounds)
+        return np.sqrt(squared_norm * (rows.mean() if objective == "mean" else rows.max()))
 
     optimum = scipy.optimize.minimize(
         error_of_coefficients,
@@ -71,8 +71,8 @@ def test_closed_forms_have_their_coefficients_and_no_certificate():
 def test_the_bound_of_prefix_sums_is_below_the_dense_optimum(n):
     singular_values = np.linalg.svd(prefix_sum(n).matrix, compute_uv=False)
     assert_allclose(prefix_sum_bound(n), singular_values.sum() ** 2 / n, rtol=1e-12)
-    dense = fitted(single(n), "dense").certificate
-    assert prefix_sum_bound(n) <= dense.loss * (1.0 + 1e-12)
+    dense_certificate = fitted(single(n), "dense").certificate
+    assert prefix_sum_bound(n) <= dense_certificate.loss * (1.0 + 1e-12)
 
 
 def test_certificates_exist_where_a_bound_is_known():
