@@ -307,9 +307,7 @@ class TestEpsilon:
     @pytest.mark.parametrize(
         ("sigma", "rounds"), [(0.03, 4), (0.2, 1300)], ids=["overflow", "underflow"]
     )
-    def test_epsilon_of_too_little_noise_to_simulate_is_that_of_the_gaussian(
-        self, quick, sigma, rounds
-    ):
+    def test_epsilon_of_too_little_noise_to_simulate_is_the_gaussian(self, quick, sigma, rounds):
         """The exponential of 1/sigma^2 = 1111 overflows, and the ratio of a client that is sampled
         with probability 1/2 and never was, 2^-1300, is 0.
         """
@@ -485,8 +483,7 @@ class TestDraws:
         """An audit of the largest cohort alone accepted both ledgers as amplified."""
         scheme = fedmf.MinSepPoisson(population=10_000, cohort_size=100, min_sep=4)
         plan = identity_plan(scheme, 64)
-        cohort_sizes = [50 if t % 4 == 0 else 0 for t in range(64)]
-        frequent_clients = [np.arange(size) for size in cohort_sizes]
+        frequent_clients = [np.arange(size) for size in [50, 0, 0, 0] * 16]
         large_cohorts = [np.arange(140) + 1000 * (t % 4) for t in range(64)]
         assert "took part 16 times" in "; ".join(contradictions(frequent_clients, plan))
         assert "there are 8960 participations" in "; ".join(contradictions(large_cohorts, plan))
