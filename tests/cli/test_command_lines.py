@@ -61,7 +61,7 @@ def reach(*arguments, **options):
 
 
 @pytest.fixture(scope="module")
-def inputs(tmp_path_factory):
+def input_folder(tmp_path_factory):
     """Writes the files that the examples name into a folder."""
     folder = tmp_path_factory.mktemp("inputs")
     participation = fedmf.Participation(rounds=16, schema="min_sep", min_sep=4)
@@ -85,7 +85,7 @@ def inputs(tmp_path_factory):
 
 
 @pytest.fixture
-def at_the_work(inputs, monkeypatch):
+def stopped_at_work(input_folder, monkeypatch):
     """Ends each command where its work begins."""
     from fedmf import tasks
     from fedmf.audits import aggregator, guarantee
@@ -97,7 +97,7 @@ def at_the_work(inputs, monkeypatch):
     from fedmf.sweeps import run, search
     from fedmf.tasks import describe, stackoverflow
 
-    monkeypatch.chdir(inputs)
+    monkeypatch.chdir(input_folder)
     for module, name in (
         *((tasks, "task_from_config"), (Run, "load"), (stackoverflow, "import_text")),
         *(
@@ -256,7 +256,7 @@ def check(variant):
         assert not is_accepted, variant.words
 
 
-def test_a_sample_of_command_lines_is_accepted_or_refused_in_one_sentence(at_the_work):
+def test_a_sample_of_command_lines_is_accepted_or_refused_in_one_sentence(stopped_at_work):
     command_lines = list(variants())
     draw = random.Random(1).sample if not os.environ.get("FEDMF_EXPLORE") else random.sample
     for variant in draw(command_lines, len(command_lines) // 10):
@@ -264,6 +264,6 @@ def test_a_sample_of_command_lines_is_accepted_or_refused_in_one_sentence(at_the
 
 
 @pytest.mark.slow
-def test_every_command_line_is_accepted_or_refused_in_one_sentence(at_the_work):
+def test_every_command_line_is_accepted_or_refused_in_one_sentence(stopped_at_work):
     for variant in variants():
         check(variant)

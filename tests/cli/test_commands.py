@@ -45,9 +45,9 @@ def test_help_imports_nothing_slow():
     assert "SLOW []" in finished_process.stdout
 
 
-def test_data_info_describes_a_corpus_of_data_synth(corpus):
-    assert "train" in printed_by(f"data info {corpus}")["splits"]
-    printed_text = fedmf(f"data info {corpus}").stdout
+def test_data_info_describes_a_corpus_of_data_synth(corpus_file):
+    assert "train" in printed_by(f"data info {corpus_file}")["splits"]
+    printed_text = fedmf(f"data info {corpus_file}").stdout
     assert "12" in printed_text
     assert not set(printed_text) & set("{}[]'")
 
@@ -60,7 +60,7 @@ def test_data_synth_writes_the_synthetic_substitute_of_a_task(tmp_path):
     assert (len(images.x), len(images.x_test)) == (30, 10)
 
 
-def test_calibrate_meets_the_target_with_a_fitted_mechanism(tmp_path, identity):
+def test_calibrate_meets_the_target_with_a_fitted_mechanism(tmp_path, identity_file):
     path = tmp_path / "banded.npz"
     fit_values = printed_by(f"fit --rounds 32 --min-sep 8 --out {path}")
     calibrate = f"calibrate {path} --rounds 32 --min-sep 8"
@@ -69,7 +69,7 @@ def test_calibrate_meets_the_target_with_a_fitted_mechanism(tmp_path, identity):
     error = fit_values["rmse"] * plan["noise_multiplier"]
     assert plan["effective_rmse"] == pytest.approx(error / 40)
     scheme = "--sampling poisson --population 400 --cohort-size 4 --rdp"
-    sampled_values = printed_by(f"calibrate {identity} --rounds 12 --epsilon 8 {scheme}")
+    sampled_values = printed_by(f"calibrate {identity_file} --rounds 12 --epsilon 8 {scheme}")
     assert sampled_values["epsilon"] <= 8 < sampled_values["sampling"]["unamplified_epsilon"]
     assert sampled_values["rdp_epsilon"] > 0
     none = fedmf(f"{calibrate} --noise-multiplier 0").stdout
@@ -82,8 +82,8 @@ def test_calibrate_meets_the_target_with_a_fitted_mechanism(tmp_path, identity):
 
 
 @pytest.mark.tensorflow
-def test_a_trained_run_is_audited_and_reported(trained, tmp_path):
-    folder, printed_text = trained
+def test_a_trained_run_is_audited_and_reported(trained_run, tmp_path):
+    folder, printed_text = trained_run
     assert json.loads(printed_text)["epsilon"] <= 8
     audit = printed_by(f"audit {folder}")
     assert audit["min_separation_observed"] >= 2
@@ -94,8 +94,8 @@ def test_a_trained_run_is_audited_and_reported(trained, tmp_path):
 
 @pytest.mark.tensorflow
 @pytest.mark.parametrize("name", ["-x", "--", "two words", "ü", "two\nlines"])
-def test_a_run_folder_may_have_any_name(name, trained, tmp_path, monkeypatch):
-    shutil.copytree(trained[0], tmp_path / name)
+def test_a_run_folder_may_have_any_name(name, trained_run, tmp_path, monkeypatch):
+    shutil.copytree(trained_run[0], tmp_path / name)
     monkeypatch.chdir(tmp_path)
     in_quotes = shlex.quote(f"./{name}")
     assert fedmf(f"audit {in_quotes}").stdout == fedmf("audit --", pathlib.Path(name)).stdout
@@ -133,21 +133,21 @@ def test_none_on_the_command_line_replaces_a_number(command, tmp_path, monkeypat
 
 
 @pytest.mark.tensorflow
-def test_a_run_that_cannot_begin_is_one_sentence_and_leaves_nothing(corpus, tmp_path):
+def test_a_run_that_cannot_begin_is_one_sentence_and_leaves_nothing(corpus_file, tmp_path):
     (tmp_path / "text").write_bytes(b"not a database\n" * 100)
     train = f"train --out {tmp_path}/run {TRAIN} --data"
     refused(f"{train} {tmp_path}/text", "text is not a SQLite file")
     refused(f"{train} {tmp_path}/absent", "absent", "data synth")
-    refused(f"{train} {corpus} --cohort-size 7", "cohorts of 7", "lower --cohort-size")
+    refused(f"{train} {corpus_file} --cohort-size 7", "cohorts of 7", "lower --cohort-size")
     refused(f"train --out {tmp_path} --resume", "holds no run")
     assert os.listdir(tmp_path) == ["text"]
 
 
 @pytest.mark.tensorflow
-def test_data_may_move_before_a_resume_but_not_change(run, corpus, tmp_path):
-    resume = f"train --out {run} --resume --quiet --data"
+def test_data_may_move_before_a_resume_but_not_change(run_folder, corpus_file, tmp_path):
+    resume = f"train --out {run_folder} --resume --quiet --data"
     renamed = tmp_path / "renamed.sqlite"
-    renamed.write_bytes(corpus.read_bytes())
+    renamed.write_bytes(corpus_file.read_bytes())
     refused(f"{resume} {tmp_path}/absent", "there is no file", "--data FILE")
     fedmf(f"{resume} {renamed}")
     execute(
@@ -156,7 +156,7 @@ def test_data_may_move_before_a_resume_but_not_change(run, corpus, tmp_path):
         "examples LIMIT 1) WHERE rowid = (SELECT max(rowid) FROM examples WHERE split_name = "
         "'train')",
     )
-    assert renamed.stat().st_size == corpus.stat().st_size
+    assert renamed.stat().st_size == corpus_file.stat().st_size
     line = refused(f"{resume} {renamed}", "on other data", "data_version=")
     assert "description" not in line
 

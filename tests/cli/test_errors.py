@@ -140,9 +140,9 @@ def foreign_options(line, call):
 
 
 @pytest.mark.parametrize("call", WRONG_CALLS, ids=lambda call: call[:70])
-def test_a_wrong_call_is_one_sentence_about_its_options(call, identity, tmp_path, monkeypatch):
+def test_a_wrong_call_is_one_sentence_about_its_options(call, identity_file, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    line = refused(call.replace("MECHANISM", str(identity)), WRONG_CALLS[call])
+    line = refused(call.replace("MECHANISM", str(identity_file)), WRONG_CALLS[call])
     assert python_names(line) == []
     assert foreign_options(line, call) == set()
     assert os.listdir(tmp_path) == []

@@ -14,9 +14,9 @@ from tests.cli.program import fedmf, printed_by, refused
 pytestmark = pytest.mark.tensorflow
 
 
-def test_evaluate_prints_the_metrics_of_the_run(run, tmp_path):
-    result = json.loads((run / "result.json").read_text())
-    printed_values = printed_by(f"evaluate {run} --by-client --quiet")
+def test_evaluate_prints_the_metrics_of_the_run(run_folder, tmp_path):
+    result = json.loads((run_folder / "result.json").read_text())
+    printed_values = printed_by(f"evaluate {run_folder} --by-client --quiet")
     assert printed_values["test accuracy"] == pytest.approx(result["test"]["accuracy"])
     assert (printed_values["data"], printed_values["rounds"], printed_values["clients"]) == (
         "the run's",
@@ -25,17 +25,17 @@ def test_evaluate_prints_the_metrics_of_the_run(run, tmp_path):
     )
     deciles = printed_values["client accuracy, deciles"]
     assert len(deciles) == 9
-    assert deciles == sorted(deciles) == Run.load(run).clients["deciles"]
-    assert (run / "clients.json").stat().st_mode & 0o777 == 0o600
+    assert deciles == sorted(deciles) == Run.load(run_folder).clients["deciles"]
+    assert (run_folder / "clients.json").stat().st_mode & 0o777 == 0o600
 
 
 @pytest.mark.slow
-def test_clients_are_fine_tuned(run, tmp_path):
+def test_clients_are_fine_tuned(run_folder, tmp_path):
     picture = tmp_path / "picture.png"
     options = f"--clients 5 --learning-rate 0.01,0.1 --out {picture}"
-    finished_process = fedmf(f"evaluate {run} --fine-tune 1 {options} --quiet")
+    finished_process = fedmf(f"evaluate {run_folder} --fine-tune 1 {options} --quiet")
     lines = dict(line.split(maxsplit=1) for line in finished_process.stdout.splitlines())
-    fine_tuned = Run.load(run).fine_tuned
+    fine_tuned = Run.load(run_folder).fine_tuned
     assert (fine_tuned["clients"], fine_tuned["measured_on"]) == (5, "the other half")
     mean = fine_tuned["metrics"]["loss"]["after"]["mean"]
     assert float(lines["fine_tuned.metrics.loss.after.mean"]) == pytest.approx(mean, rel=1e-4)
@@ -43,7 +43,7 @@ def test_clients_are_fine_tuned(run, tmp_path):
     assert list(fine_tuned["searched"]) == ["0.01", "0.1"]
     assert lines["picture"] == str(picture)
     assert picture.read_bytes().startswith(b"\x89PNG")
-    for path in (picture, run / "fine_tuned.json"):
+    for path in (picture, run_folder / "fine_tuned.json"):
         assert path.stat().st_mode & 0o777 == 0o600
     single_options = (
         "--clients 3",
@@ -52,16 +52,18 @@ def test_clients_are_fine_tuned(run, tmp_path):
         f"--out {picture}",
     )
     for option in single_options:
-        refused(f"evaluate {run} {option}", option.split()[0], "need --fine-tune EPOCHS")
+        refused(f"evaluate {run_folder} {option}", option.split()[0], "need --fine-tune EPOCHS")
     for rate in ("0", "-1", "nan", "1e309", "abc", "0.1,"):
-        refused(f"evaluate {run} --fine-tune 1 --learning-rate {rate}", "--learning-rate", rate)
+        refused(
+            f"evaluate {run_folder} --fine-tune 1 --learning-rate {rate}", "--learning-rate", rate
+        )
 
 
 @pytest.mark.slow
-def test_evaluate_on_other_data_uses_the_vocabulary_of_the_run(trained, corpus, tmp_path):
-    folder, _ = trained
+def test_evaluate_on_other_data_uses_the_vocabulary_of_the_run(trained_run, corpus_file, tmp_path):
+    folder, _ = trained_run
     printed_values = printed_by(
-        f"evaluate {folder} --data {shutil.copy(corpus, tmp_path / 'copy')} --quiet"
+        f"evaluate {folder} --data {shutil.copy(corpus_file, tmp_path / 'copy')} --quiet"
     )
     result = json.loads((folder / "result.json").read_text())
     assert printed_values["test accuracy"] == pytest.approx(result["test"]["accuracy"])
@@ -86,8 +88,8 @@ def test_evaluate_on_other_data_uses_the_vocabulary_of_the_run(trained, corpus, 
     assert words[0] == words[1]
 
 
-def test_export_writes_a_model_and_its_vocabulary(trained, tmp_path):
-    folder, _ = trained
+def test_export_writes_a_model_and_its_vocabulary(trained_run, tmp_path):
+    folder, _ = trained_run
     printed_values = printed_by(f"export {folder} --out {tmp_path}/model.keras")
     assert printed_values["inputs"] == ["int32 (any, 4)"]
     assert printed_values["outputs"] == ["float32 (any, 4, 64)"]
@@ -100,7 +102,7 @@ def test_export_writes_a_model_and_its_vocabulary(trained, tmp_path):
 
 
 @pytest.mark.parametrize("line", ["evaluate {run}", "export {run} --out {out}", "predict {run} a"])
-def test_loading_a_model_shows_progress_from_the_start(line, trained, tmp_path, monkeypatch):
+def test_loading_a_model_shows_progress_from_the_start(line, trained_run, tmp_path, monkeypatch):
     shown_steps = []
 
     @contextlib.contextmanager
@@ -109,7 +111,7 @@ def test_loading_a_model_shows_progress_from_the_start(line, trained, tmp_path, 
         yield
 
     monkeypatch.setattr("fedmf.terminal.progress_bar.elapsed", elapsed)
-    command = line.format(run=trained[0], out=tmp_path / "model.keras")
+    command = line.format(run=trained_run[0], out=tmp_path / "model.keras")
     fedmf(command)
     assert shown_steps[:2] == [("reading the run", False), ("loading the model", False)]
     shown_steps.clear()
@@ -118,14 +120,14 @@ def test_loading_a_model_shows_progress_from_the_start(line, trained, tmp_path, 
 
 
 @pytest.mark.slow
-def test_exports_open_as_the_help_says(trained, tmp_path):
+def test_exports_open_as_the_help_says(trained_run, tmp_path):
     """In each environment: Keras 2 of TensorFlow 2.14, or tf-keras and Keras 3 beside a later."""
     import keras
     import tensorflow as tf
 
     from fedmf import federated  # noqa: F401 (which chooses Keras 2)
 
-    folder, _ = trained
+    folder, _ = trained_run
     for export_name in ("model.keras", "saved"):
         fedmf(f"export {folder} --out {tmp_path / export_name}")
     words = np.array([[62, 1, 2, 3]], np.int32)
@@ -140,9 +142,9 @@ def test_exports_open_as_the_help_says(trained, tmp_path):
                 keras.models.load_model(tmp_path / export_name)
 
 
-def test_predict_shows_the_most_likely_words_without_data(trained, run, corpus):
-    words = json.loads((run / "vocabulary.json").read_text())["words"]
-    printed_values = printed_by(f"predict {run} {words[0]} --count 100")
+def test_predict_shows_the_most_likely_words_without_data(trained_run, run_folder, corpus_file):
+    words = json.loads((run_folder / "vocabulary.json").read_text())["words"]
+    printed_values = printed_by(f"predict {run_folder} {words[0]} --count 100")
     assert printed_values["unknown"] == []
     assert set(printed_values["words"]) == {*words, "(end of the sentence)"}
     chances = list(printed_values["words"].values())
@@ -151,21 +153,23 @@ def test_predict_shows_the_most_likely_words_without_data(trained, run, corpus):
     # As the run's own model has it.
     from fedmf import federated, tasks
 
-    task = tasks.task_of_run(Run.load(run))
-    begin = json.loads((run / "vocabulary.json").read_text())["special_ids"]["begin"]
-    logits = federated.TrainedRun.of(Run.load(run), task).model()(np.array([[begin, 1, 0, 0]]))
+    task = tasks.task_of_run(Run.load(run_folder))
+    begin = json.loads((run_folder / "vocabulary.json").read_text())["special_ids"]["begin"]
+    logits = federated.TrainedRun.of(Run.load(run_folder), task).model()(
+        np.array([[begin, 1, 0, 0]])
+    )
     scores = np.exp(logits[0, 1]) / np.exp(logits[0, 1]).sum()
     assert printed_values["words"][words[4]] == pytest.approx(float(scores[5]), rel=1e-4)
     # Only the last words count, and one that is not known counts as unknown.
-    longer_values = printed_by(f"predict {run} '{'no-such-word ' * 9}' --count 3")
+    longer_values = printed_by(f"predict {run_folder} '{'no-such-word ' * 9}' --count 3")
     assert longer_values["unknown"] == ["no-such-word"] * 9
     assert len(longer_values["words"]) == 3
-    (run / "vocabulary.json").unlink()
-    refused(f"predict {run} a", "vocabulary.json")
+    (run_folder / "vocabulary.json").unlink()
+    refused(f"predict {run_folder} a", "vocabulary.json")
 
 
-def test_report_writes_a_csv_table(trained, tmp_path):
-    folder, _ = trained
+def test_report_writes_a_csv_table(trained_run, tmp_path):
+    folder, _ = trained_run
     fedmf(f"report {folder} --csv {tmp_path}/one.csv")
     assert (tmp_path / "one.csv").read_text() == (folder / "metrics.csv").read_text()
     refused(f"report {folder}", "--out", "--csv")
@@ -242,8 +246,8 @@ def test_a_run_trained_in_python_needs_its_task_on_the_command_line(tmp_path, mo
     assert "width=3" in fedmf(f"evaluate {task} --help").stdout
 
 
-def test_the_table_of_a_run_has_all_metrics(trained):
-    folder, printed_values = trained
+def test_the_table_of_a_run_has_all_metrics(trained_run):
+    folder, printed_values = trained_run
     printed_values = json.loads(printed_values)
     result = json.loads((folder / "result.json").read_text())
     for split in ("validation", "test"):

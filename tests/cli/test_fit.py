@@ -20,7 +20,7 @@ ROUNDS = "--rounds 24 --min-sep 6"
 
 
 @pytest.fixture
-def run(tmp_path, monkeypatch):
+def run_fit(tmp_path, monkeypatch):
     """Runs fedmf fit in an empty folder, and returns what it says as JSON."""
     monkeypatch.chdir(tmp_path)
     return lambda arguments: printed_by(f"fit {arguments} --out m.npz")
@@ -41,8 +41,8 @@ def run(tmp_path, monkeypatch):
         "--family banded --workload identity --max-iterations 50",
     ],
 )
-def test_every_family_is_fitted_with_its_options(run, arguments):
-    printed_values = run(f"{ROUNDS} {arguments}")
+def test_every_family_is_fitted_with_its_options(run_fit, arguments):
+    printed_values = run_fit(f"{ROUNDS} {arguments}")
     mechanism = fedmf.load_mechanism(printed_values["file"])
     schema = "fixed_epoch" if "fixed_epoch" in arguments else "min_sep"
     participation = fedmf.Participation(rounds=24, schema=schema, min_sep=6)
@@ -58,18 +58,18 @@ def test_every_family_is_fitted_with_its_options(run, arguments):
         assert printed_values["certified_for"] == "fixed_epoch, min_sep 6, 4 participations"
 
 
-def test_show_draws_a_picture_beside_the_file(run, tmp_path, monkeypatch):
-    assert run(f"{ROUNDS} --family tree --show")["picture"] == "m.png"
+def test_show_draws_a_picture_beside_the_file(run_fit, tmp_path, monkeypatch):
+    assert run_fit(f"{ROUNDS} --family tree --show")["picture"] == "m.png"
     maps = (tmp_path / "m.png").read_bytes()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["m.npz", "m.png"]
     monkeypatch.setattr(drawn_noise, "MAX_FORMED_ROUNDS", 10)
-    run(f"{ROUNDS} --family tree --show")
+    run_fit(f"{ROUNDS} --family tree --show")
     assert len(maps) > len((tmp_path / "m.png").read_bytes()) > 1000
 
 
-def test_fit_reads_matrices_of_another_program(run, tmp_path):
+def test_fit_reads_matrices_of_another_program(run_fit, tmp_path):
     np.savez(tmp_path / "theirs.npz", H=np.tri(24) / 3.0, W=3.0 * np.eye(24))
-    printed_values = run(f"{ROUNDS} --matrices theirs.npz")
+    printed_values = run_fit(f"{ROUNDS} --matrices theirs.npz")
     assert printed_values["family"] == "dense"
     refused("fit --rounds 25 --min-sep 6 --matrices theirs.npz --out m.npz", "--rounds 25")
 

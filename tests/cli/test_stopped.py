@@ -20,7 +20,7 @@ FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 @pytest.fixture
-def train(tmp_path):
+def train_command(tmp_path):
     return f"train --out {tmp_path}/run {TABLE} -o clients=12 --epsilon 8 {SEED}"
 
 
@@ -28,20 +28,22 @@ def resume(run):
     return f"train --out {run} --resume --quiet"
 
 
-def test_a_damaged_seed_is_not_shown(run):
-    seed = run / "private" / "noise_seed"
+def test_a_damaged_seed_is_not_shown(run_folder):
+    seed = run_folder / "private" / "noise_seed"
     seed.write_bytes(SECRET.encode() + b"\xff")
-    error_line = refused(resume(run), f"the noise seed {seed} is damaged")
-    error_line += fedmf("--debug", resume(run), status=2).stderr
+    error_line = refused(resume(run_folder), f"the noise seed {seed} is damaged")
+    error_line += fedmf("--debug", resume(run_folder), status=2).stderr
     assert SECRET[:6] not in error_line
     assert "Traceback" in error_line
 
 
-def test_resume_names_the_file_that_a_folder_lacks(run):
-    shutil.rmtree(run / "private")
-    refused(resume(run), f"{run}/private/noise_seed is missing", "made for publication")
-    IdentityMechanism(rounds=9).save(run / "mechanism.npz")
-    refused(resume(run), f"cannot resume {run}: its mechanism.npz has 9 rounds")
+def test_resume_names_the_file_that_a_folder_lacks(run_folder):
+    shutil.rmtree(run_folder / "private")
+    refused(
+        resume(run_folder), f"{run_folder}/private/noise_seed is missing", "made for publication"
+    )
+    IdentityMechanism(rounds=9).save(run_folder / "mechanism.npz")
+    refused(resume(run_folder), f"cannot resume {run_folder}: its mechanism.npz has 9 rounds")
 
 
 @pytest.mark.usefixtures("clients_in_turn")
@@ -68,7 +70,9 @@ def test_an_error_in_a_round_sets_exit_status_1(tmp_path, monkeypatch):
     assert len(re.findall(warning, error_text)) == 1
 
 
-def test_a_run_that_ends_before_the_first_round_says_how_to_continue(train, tmp_path, monkeypatch):
+def test_a_run_that_ends_before_the_first_round_says_how_to_continue(
+    train_command, tmp_path, monkeypatch
+):
     def ends_by(owner, name, error):
         def ends(*arguments, **options):
             raise error
@@ -76,17 +80,17 @@ def test_a_run_that_ends_before_the_first_round_says_how_to_continue(train, tmp_
         monkeypatch.setattr(owner, name, ends)
 
     ends_by(RunSetup, "write", FULL)
-    refused(train, "No space left on device", "the run had not begun", status=1)
+    refused(train_command, "No space left on device", "the run had not begun", status=1)
     ends_by(learner, "check_model", KeyboardInterrupt())
     expected_error = "fedmf: interrupted: the run had not begun: give the same command again"
-    assert fedmf(train, status=130).stderr.strip() == expected_error
+    assert fedmf(train_command, status=130).stderr.strip() == expected_error
     monkeypatch.undo()
     ends_by(loop, "Training", KeyboardInterrupt())
-    error_text = fedmf(train, status=130).stderr
+    error_text = fedmf(train_command, status=130).stderr
     assert f"no round of the run is saved in {tmp_path}/run: resume it with --resume" in error_text
     # Of another run nothing is said.
     ends_by(learner, "check_model", KeyboardInterrupt())
-    assert fedmf(train, status=130).stderr.strip() == "fedmf: interrupted"
+    assert fedmf(train_command, status=130).stderr.strip() == "fedmf: interrupted"
 
 
 @pytest.mark.usefixtures("clients_in_turn")

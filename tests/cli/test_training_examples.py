@@ -80,7 +80,7 @@ def tasks_made_once():
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def example_folder(tmp_path_factory):
     """Writes the files of text that the examples name into a folder."""
     path = tmp_path_factory.mktemp("examples")
     fedmf("data synth --clients 250 --quiet --out", path / "corpus.sqlite")
@@ -94,8 +94,8 @@ def validation_losses(run):
     return [row["validation"]["loss"] for row in rows if "validation" in row]
 
 
-def test_every_training_example_learns(folder, monkeypatch):
-    monkeypatch.chdir(folder)
+def test_every_training_example_learns(example_folder, monkeypatch):
+    monkeypatch.chdir(example_folder)
     commands = [*training_examples()]
     assert sum("--resume" in words for words in commands) == 1
     assert len(commands) == 2 + 1 + 4 + 1
@@ -105,7 +105,7 @@ def test_every_training_example_learns(folder, monkeypatch):
             *map(str, quartered(words)), *(["--quiet"] if is_resumed else AFFORDABLE)
         )
         assert "warning" not in finished_process.stderr, (words, finished_process.stderr)
-        losses = validation_losses(folder / words[words.index("--out") + 1])
+        losses = validation_losses(example_folder / words[words.index("--out") + 1])
         assert len(losses) >= 2, words
         assert all(math.isfinite(loss) for loss in losses), (words, losses)
         assert losses[-1] < losses[0], (words, losses)

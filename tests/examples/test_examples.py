@@ -35,7 +35,7 @@ MAX_LINES = 80
 
 
 @pytest.fixture
-def run(tmp_path, monkeypatch, capfd):
+def run_example(tmp_path, monkeypatch, capfd):
     """Runs a program in this process, which has imported TensorFlow: its exit status, and what it
     printed.
     """
@@ -90,13 +90,13 @@ def test_every_program_is_listed_and_short():
     "name",
     sorted({*SHOWN} - {"cluster_sweep", "flower_accuracy", "check_statement", "numpy_logistic"}),
 )
-def test_program_prints_what_it_shows(name, tmp_path, run, monkeypatch):
+def test_program_prints_what_it_shows(name, tmp_path, run_example, monkeypatch):
     """With fewer rounds, clients and bands, except where a program counts the rounds itself."""
     if name != "tff_pipeline":
         fewer = smaller(fedmf.TrainConfig, rounds=6, cohort_size=8, min_sep=3, evaluate_every=3)
         monkeypatch.setattr(fedmf, "TrainConfig", fewer)
         monkeypatch.setattr(fedmf, "choose_bands", smaller(fedmf.choose_bands, bands=[64, 128]))
-    assert_shown(name, tmp_path, *run(name))
+    assert_shown(name, tmp_path, *run_example(name))
 
 
 @pytest.mark.tensorflow
@@ -111,7 +111,7 @@ def test_the_cluster_example_prints_what_it_shows(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_figure_beside_flower_has_the_errors_computed_apart_from_fedmf(tmp_path, run):
+def test_the_figure_beside_flower_has_the_errors_computed_apart_from_fedmf(tmp_path, run_example):
     """Root mean square of the running sum's error in clip norms: 200 rounds, epsilon 8, delta 1e-5.
 
     With independent noise by hand: k participations need the noise multiplier of one (Balle and
@@ -124,7 +124,7 @@ def test_the_figure_beside_flower_has_the_errors_computed_apart_from_fedmf(tmp_p
 
     single = 1 / scipy.optimize.brentq(excess, 0.1, 10, xtol=1e-12)
     by_hand = [f"{single * math.sqrt(k * 201 / 2):.2f}" for k in (200, 4)]
-    status, printed_text = run("flower_accuracy")
+    status, printed_text = run_example("flower_accuracy")
     assert_shown("flower_accuracy", tmp_path, status, printed_text)
     printed_errors = re.findall(r"^.{36} +[\d.]+ +([\d.]+)$", printed_text, re.M)
     assert printed_errors == [*by_hand, "3.38", "3.16"]
@@ -132,12 +132,12 @@ def test_the_figure_beside_flower_has_the_errors_computed_apart_from_fedmf(tmp_p
 
 
 @pytest.mark.slow
-def test_check_statement_refutes_a_false_statement(tmp_path, run):
-    assert_shown("check_statement", tmp_path, *run("check_statement"))
+def test_check_statement_refutes_a_false_statement(tmp_path, run_example):
+    assert_shown("check_statement", tmp_path, *run_example("check_statement"))
     path = tmp_path / "statement.json"
     statement_text = path.read_text()
     stddev = re.search(r'"stddev": ([\d.]+)', statement_text)
     path.write_text(statement_text.replace(stddev[0], f'"stddev": {0.99 * float(stddev[1])}'))
-    status, printed_text = run("check_statement", "statement.json", "mechanism.npz")
+    status, printed_text = run_example("check_statement", "statement.json", "mechanism.npz")
     assert status == 1
     assert "TOO STRONG" in printed_text

@@ -85,7 +85,7 @@ class Watched:
 
 
 @pytest.fixture
-def watched(monkeypatch):
+def watched_releases(monkeypatch):
     return Watched(monkeypatch)
 
 
@@ -133,7 +133,7 @@ POINTS = {
 
 
 @pytest.mark.parametrize("point", POINTS)
-def test_killed_run_resumes_with_the_same_releases(point, tmp_path, watched):
+def test_killed_run_resumes_with_the_same_releases(point, tmp_path, watched_releases):
     folder = tmp_path / "server"
 
     def work(pipe):
@@ -146,14 +146,14 @@ def test_killed_run_resumes_with_the_same_releases(point, tmp_path, watched):
     whole_strategy = wrapped(None, with_momentum())
     expected = Grid(NODES)
     whole_strategy.start(expected, initial(), 3)
-    whole_means = watched.means()
-    watched.by_round.clear()
+    whole_means = watched_releases.means()
+    watched_releases.by_round.clear()
     strategy = wrapped(folder, with_momentum())
     grid = Grid(NODES, dict.fromkeys(NODES, other_pull))
     result = strategy.start(grid, initial(), 4)
     num_committed = 4 - len(grid.asked)
     assert num_committed in (2, 3)
-    released_means = watched.means()
+    released_means = watched_releases.means()
     # What the killed process released is what `open` has.
     np.testing.assert_array_equal(released_means[0], whole_means[num_committed - 1])
     models = list(models_of([*whole_means[:num_committed], *released_means[1:]]))
@@ -171,7 +171,7 @@ def written(folder):
     return {str(path): (path.stat().st_size, path.stat().st_mtime_ns) for path in files}
 
 
-def test_run_resumes_from_every_prefix_of_its_writes(tmp_path, monkeypatch, watched):
+def test_run_resumes_from_every_prefix_of_its_writes(tmp_path, monkeypatch, watched_releases):
     folder = tmp_path / "server"
     prefixes = []
     states = [{}]
@@ -196,11 +196,11 @@ def test_run_resumes_from_every_prefix_of_its_writes(tmp_path, monkeypatch, watc
             patch.setattr(os, name, recording(call))
         strategy.start(Grid(NODES), initial(), 2)
     strategy.server.close()
-    whole_means = watched.means()
+    whole_means = watched_releases.means()
     models = [np.ones(8, np.float32), *models_of(whole_means)]
     rounds = []
     for prefix in prefixes:
-        watched.by_round.clear()
+        watched_releases.by_round.clear()
         resumed_strategy = wrapped(prefix, with_momentum())
         grid = Grid(NODES, dict.fromkeys(NODES, other_pull))
         resumed_strategy.start(grid, initial(), 3)
@@ -210,7 +210,7 @@ def test_run_resumes_from_every_prefix_of_its_writes(tmp_path, monkeypatch, watc
         sent_model = np.concatenate([array.ravel() for array in grid.sent[0].values()])
         np.testing.assert_allclose(sent_model, models[num_committed], atol=1e-5)
         for t in range(num_committed - 1, num_committed):
-            assert t < 0 or watched.by_round[t] == {whole_means[t].tobytes()}
+            assert t < 0 or watched_releases.by_round[t] == {whole_means[t].tobytes()}
     assert rounds == sorted(rounds)
     assert set(rounds) == {0, 1, 2}
     assert len(rounds) > 10
@@ -268,7 +268,7 @@ class Failing(FedAvgM):
 
 
 @pytest.mark.parametrize("restart", [False, True])
-def test_fixed_strategy_repeats_no_round(restart, tmp_path, watched, monkeypatch):
+def test_fixed_strategy_repeats_no_round(restart, tmp_path, watched_releases, monkeypatch):
     folder = tmp_path / "server" if restart else None
     strategy = wrapped(folder, Failing())
     for behave in (honest, other_pull):
@@ -279,11 +279,13 @@ def test_fixed_strategy_repeats_no_round(restart, tmp_path, watched, monkeypatch
             strategy = wrapped(folder, Failing())
     monkeypatch.setattr(Failing, "is_mended", True)
     result = strategy.start(Grid(NODES, dict.fromkeys(NODES, other_pull)), initial())
-    *_, last_model = models_of(watched.means())
+    *_, last_model = models_of(watched_releases.means())
     np.testing.assert_allclose(flat(result.arrays), last_model, atol=1e-5)
 
 
-def test_release_that_could_not_be_written_is_released_later(tmp_path, watched, monkeypatch):
+def test_release_that_could_not_be_written_is_released_later(
+    tmp_path, watched_releases, monkeypatch
+):
     """The same process releases the same sum, without new messages to the clients."""
     strategy = wrapped(tmp_path / "server", with_momentum())
     grid = Grid(NODES)
@@ -299,7 +301,7 @@ def test_release_that_could_not_be_written_is_released_later(tmp_path, watched, 
                 strategy.start(grid, initial(), 3)
     result = strategy.start(grid, initial(), 3)
     assert [len(nodes) for nodes in grid.asked] == [COHORT] * 3
-    *_, last_model = models_of(watched.means())
+    *_, last_model = models_of(watched_releases.means())
     np.testing.assert_allclose(flat(result.arrays), last_model, atol=1e-5)
 
 
@@ -327,7 +329,7 @@ def interrupted_at(number, call):
     return False, next(lines)
 
 
-def test_interrupted_run_resumes_in_the_same_process(watched):
+def test_interrupted_run_resumes_in_the_same_process(watched_releases):
     """Ctrl-C comes at 12 places that are spread over three rounds, other places in each run of the
     test.
     """
@@ -340,13 +342,13 @@ def test_interrupted_run_resumes_in_the_same_process(watched):
     _, total = interrupted_at(-1, lambda: run(wrapped(None, with_momentum(), short_plan)))
     for place_index in range(12):
         number = int(total * (place_index + rng.uniform()) / 12)
-        watched.by_round.clear()
+        watched_releases.by_round.clear()
         strategy = wrapped(None, with_momentum(), short_plan)
         interrupted_at(number, lambda strategy=strategy: run(strategy))
         if strategy._server is not None and strategy.server._is_torn:  # which it says, and ends
             continue
         result = run(strategy)
-        *_, last_model = models_of(watched.means())
+        *_, last_model = models_of(watched_releases.means())
         np.testing.assert_allclose(flat(result.arrays), last_model, atol=1e-5, err_msg=str(number))
         assert strategy.server.round == 3, number
 

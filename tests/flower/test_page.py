@@ -27,7 +27,7 @@ SECONDS = 400
 
 
 @pytest.fixture
-def programs(tmp_path):
+def running_programs(tmp_path):
     # Ray connects to the cluster that its folder names: other tests may start one at this time.
     # The folder's name is short, since Ray puts sockets in it.
     with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as ray:
@@ -84,15 +84,15 @@ def check_run(folder, text, nodes, monkeypatch, *, rounds, apart):
         np.testing.assert_allclose(last_array, server.last_release[0], rtol=1e-5, atol=1e-6)
 
 
-def test_simulation_resumes_a_killed_run(tmp_path, programs, monkeypatch):
+def test_simulation_resumes_a_killed_run(tmp_path, running_programs, monkeypatch):
     text = pages.app()
     (tmp_path / "app.py").write_text(text)
     monkeypatch.chdir(tmp_path)
     assert in_a_child(lambda pipe: on_made_up_grid(text, 20, dies_in=4)) is None
-    programs.start("app", sys.executable, "app.py")
-    programs.wait_for("app", lambda log: "# Privacy statement" in log, SECONDS)
-    assert "resumes with round 4" in programs.log("app")
-    assert "round 3 of 8 goes to" not in programs.log("app")
+    running_programs.start("app", sys.executable, "app.py")
+    running_programs.wait_for("app", lambda log: "# Privacy statement" in log, SECONDS)
+    assert "resumes with round 4" in running_programs.log("app")
+    assert "round 3 of 8 goes to" not in running_programs.log("app")
     check_run(tmp_path / "server", text, 20, monkeypatch, rounds=8, apart=4)
 
 
@@ -109,7 +109,7 @@ def answers(port):
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-def test_page_runs_in_real_processes_on_loopback(tmp_path, programs, monkeypatch):
+def test_page_runs_in_real_processes_on_loopback(tmp_path, running_programs, monkeypatch):
     # Small: Flower starts a process of its own for every message to a client.
     nodes = 2
     sizes = {"rounds": 2, "min_sep": 2, "clients_per_round": 1, "population": 2}
@@ -127,13 +127,17 @@ def test_page_runs_in_real_processes_on_loopback(tmp_path, programs, monkeypatch
         (tmp_path / name).write_text(content)
     commands = pages.snippets("sh")[0].replace("\\\n", " ").replace("8000", str(link))
     superlink, supernode, run = (line.split() for line in commands.splitlines())
-    programs.start("superlink", *superlink)
-    programs.wait_for("superlink", lambda log: answers(link), SECONDS)
+    running_programs.start("superlink", *superlink)
+    running_programs.wait_for("superlink", lambda log: answers(link), SECONDS)
     for i, port in enumerate(ports):
         replacements = {"9100": str(port), "partition-id=0": f"partition-id={i}"}
-        programs.start(f"supernode{i}", *(replacements.get(word, word) for word in supernode))
-    programs.start("run", *(word.replace(".", "project") if word == "." else word for word in run))
-    programs.wait_for("run", lambda log: "# Privacy statement" in log, SECONDS)
+        running_programs.start(
+            f"supernode{i}", *(replacements.get(word, word) for word in supernode)
+        )
+    running_programs.start(
+        "run", *(word.replace(".", "project") if word == "." else word for word in run)
+    )
+    running_programs.wait_for("run", lambda log: "# Privacy statement" in log, SECONDS)
     (tmp_path / "server").rename(tmp_path / "done")
     check_run(tmp_path / "done", text, nodes, monkeypatch, rounds=2, apart=2)
 

@@ -75,7 +75,7 @@ print(json.dumps({
 
 
 @pytest.fixture
-def run(tmp_path):
+def run_program(tmp_path):
     """Runs a program in a folder that holds the family's module, and returns what it printed."""
     (tmp_path / "scaled.py").write_text(FAMILY)
 
@@ -93,8 +93,8 @@ def run(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_registered_family_is_fitted_stored_and_labelled(run, tmp_path):
-    printed_values = json.loads(run(PROGRAM))
+def test_a_registered_family_is_fitted_stored_and_labelled(run_program, tmp_path):
+    printed_values = json.loads(run_program(PROGRAM))
     # Its fits are not cached, since another version of the module would read them.
     assert not (tmp_path / "fits").exists()
     assert printed_values["mechanism"] == ["scaled", 4.0, "built from given numbers, not optimised"]
@@ -103,10 +103,12 @@ def test_a_registered_family_is_fitted_stored_and_labelled(run, tmp_path):
     assert printed_values["label"] == ["Scaled (6 bands)", "#123456"]
 
 
-def test_a_registered_family_has_options_on_the_command_line(run):
+def test_a_registered_family_has_options_on_the_command_line(run_program):
     command = "import scaled; from fedmf.cli import main; main({})"
-    assert "scaled: the entries" in " ".join(run(command.format('["fit", "--help"]')).split())
+    assert "scaled: the entries" in " ".join(
+        run_program(command.format('["fit", "--help"]')).split()
+    )
     arguments = "fit --rounds 6 --min-sep 3 --family scaled --scale 3 --out m.npz --json".split()
-    printed_values = json.loads(run(command.format(arguments)))
+    printed_values = json.loads(run_program(command.format(arguments)))
     assert printed_values["family"] == "scaled"
     assert printed_values["sensitivity"] == pytest.approx(3.0 * 2**0.5)

@@ -21,7 +21,7 @@ MEMORY = 1_500_000_000
 
 
 @pytest.fixture(autouse=True)
-def disk(monkeypatch):
+def set_free_disk(monkeypatch):
     """Sets the free space on the disk, by default 150 GB."""
     usage = collections.namedtuple("usage", "total used free")
 
@@ -64,13 +64,13 @@ def test_noise_of_small_models_is_not_compressed():
     assert choose_host_strategy(stream, 1000, name="recurrent").width <= 9
 
 
-def test_the_strategy_depends_on_memory_and_disk(disk):
+def test_the_strategy_depends_on_memory_and_disk(set_free_disk):
     wide = banded(2052, 342)
     assert choose_host_strategy(wide, LARGE, memory_bytes=20 * 10**9).disk == 0
     with_map = choose_host_strategy(wide, LARGE, memory_bytes=MEMORY)
     assert (with_map.name, with_map.disk) == ("recurrent", 4 * LARGE * with_map.rows)
     assert 341 <= with_map.rows < 1.1 * 341
-    disk(5)
+    set_free_disk(5)
     regenerated = choose_host_strategy(wide, LARGE, memory_bytes=MEMORY)
     assert (regenerated.name, regenerated.disk) == ("regenerated", 0)
     with refusal(
@@ -81,7 +81,9 @@ def test_the_strategy_depends_on_memory_and_disk(disk):
         choose_host_strategy(dense(40), LARGE, memory_bytes=1000)
 
 
-def test_default_memory_is_a_quarter_and_default_disk_two_thirds(disk, tmp_path, monkeypatch):
+def test_default_memory_is_a_quarter_and_default_disk_two_thirds(
+    set_free_disk, tmp_path, monkeypatch
+):
     monkeypatch.setattr("os.sysconf", {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 1000}.get)
     monkeypatch.setattr("pathlib.Path.exists", lambda path: True)
     for limit, expected in (
@@ -91,7 +93,7 @@ def test_default_memory_is_a_quarter_and_default_disk_two_thirds(disk, tmp_path,
     ):
         monkeypatch.setattr("pathlib.Path.read_text", lambda path, limit=limit: limit + "\n")
         assert default_memory() == expected
-    disk(3)
+    set_free_disk(3)
     assert default_disk(tmp_path / "not" / "there") == 2 * 10**9
 
 

@@ -22,7 +22,7 @@ ASK = {"population": 320, "cohort_size": 20, "epsilon": 2.0, "delta": 1e-6}
 
 
 @pytest.fixture(scope="module")
-def search():
+def band_search():
     return bands.BandSearch(workload=fedmf.prefix_sum(64), **ASK)
 
 
@@ -32,14 +32,14 @@ def choice():
 
 
 @pytest.fixture(scope="module")
-def few():
+def small_choice():
     """Returns a choice with an amplified row and one without amplification."""
     return choose_bands(fedmf.prefix_sum(64), **ASK, bands=[4, 16])
 
 
 @pytest.mark.slow
-def test_rows_meet_the_target_and_no_more(choice, search):
-    for row in (*choice.rows, search.dense()):
+def test_rows_meet_the_target_and_no_more(choice, band_search):
+    for row in (*choice.rows, band_search.dense()):
         if row.amplified:
             assert (row.probability, row.compositions) == (
                 20 * row.bands / 320,
@@ -85,30 +85,32 @@ def test_simulated_schemes_are_choices(quick, sampling):
     assert row.noise_multiplier < gaussian_noise_multiplier(2.0, 1e-4)
 
 
-def test_the_failure_of_a_choice_is_that_of_all_its_calibrations(few):
-    search = dataclasses.replace(few.search, sampling="min-sep-poisson")
-    simulated_choice = dataclasses.replace(few, search=search, rows=few.rows * 3)
+def test_the_failure_of_a_choice_is_that_of_all_its_calibrations(small_choice):
+    search = dataclasses.replace(small_choice.search, sampling="min-sep-poisson")
+    simulated_choice = dataclasses.replace(small_choice, search=search, rows=small_choice.rows * 3)
     assert simulated_choice.summary()["failure"] == pytest.approx(3 * 2 * 10 * 1e-10)
-    assert few.failure == 0
+    assert small_choice.failure == 0
 
 
-def test_as_many_bands_as_an_epoch_has_rounds_are_not_amplified(few, search):
-    row = few.rows[-1]
-    dense_row = search.dense()
+def test_as_many_bands_as_an_epoch_has_rounds_are_not_amplified(small_choice, band_search):
+    row = small_choice.rows[-1]
+    dense_row = band_search.dense()
     assert (row.bands, row.amplified, row.probability, row.compositions) == (16, False, 1.0, 4)
     unamplified_multiplier = gaussian_noise_multiplier(2.0, 1e-6)
     assert row.per_query_noise_multiplier == pytest.approx(2 * unamplified_multiplier, rel=1e-9)
     assert row.noise_multiplier == pytest.approx(unamplified_multiplier, rel=1e-9)
     assert row.advantage == pytest.approx(fedmf.AttackRisk(mu=1 / row.noise_multiplier).advantage)
-    assert few.close == tuple(
-        close_row for close_row in few.rows if close_row.rmse <= 1.01 * few.best.rmse
+    assert small_choice.close == tuple(
+        close_row
+        for close_row in small_choice.rows
+        if close_row.rmse <= 1.01 * small_choice.best.rmse
     )
     # The dense optimum is the best without amplification.
     assert (dense_row.family, dense_row.amplified) == ("dense", False)
     assert dense_row.rmse <= row.rmse
 
 
-def test_random_allocation_costs_less_noise_than_poisson_sampling(few):
+def test_random_allocation_costs_less_noise_than_poisson_sampling(small_choice):
     # 3 bands in an epoch of 16 rounds: clients keep to the rounds of 4 partitions.
     choice = choose_bands(
         fedmf.prefix_sum(64), **ASK, bands=[3, 4, 16], sampling="random-allocation"
@@ -118,8 +120,8 @@ def test_random_allocation_costs_less_noise_than_poisson_sampling(few):
         assert (row.amplified, row.probability, row.compositions) == (True, 1 / 4, 4)
         noise = row.per_query_noise_multiplier
         assert 1.998 < random_allocation_epsilon(noise, 1e-6, positions=4, epochs=4) <= 2.0
-    assert amplified[-1].rmse < few.rows[0].rmse
-    assert unamplified_row.rmse == few.rows[1].rmse
+    assert amplified[-1].rmse < small_choice.rows[0].rmse
+    assert unamplified_row.rmse == small_choice.rows[1].rmse
 
 
 @pytest.mark.slow

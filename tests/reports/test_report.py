@@ -64,20 +64,20 @@ def report(runs, folder, title="A report"):
 
 
 @pytest.fixture
-def undrawn(monkeypatch):
+def undrawn_plots(monkeypatch):
     """Replaces the rendering of plots, which takes most of the time, for tests of the text."""
     monkeypatch.setattr(canvas, "as_png", lambda figure: b"\x89PNG")
 
 
 @pytest.fixture(scope="module")
-def demo(demo_runs, tmp_path_factory):
+def demo_report(demo_runs, tmp_path_factory):
     """Returns the page and the folder of the demo's report."""
     folder = tmp_path_factory.mktemp("demo")
     return report(demo_runs, folder), folder
 
 
-def test_page_is_well_formed_and_loads_nothing(demo):
-    page, _ = demo
+def test_page_is_well_formed_and_loads_nothing(demo_report):
+    page, _ = demo_report
     assert "http://" not in page.source
     assert "https://" not in page.source
     assert "url(" not in page.source
@@ -92,8 +92,8 @@ def test_page_is_well_formed_and_loads_nothing(demo):
     assert len(page.ids) == len(set(page.ids))
 
 
-def test_plots_are_inside_and_beside_the_page(demo):
-    page, folder = demo
+def test_plots_are_inside_and_beside_the_page(demo_report):
+    page, folder = demo_report
     inside_images = [value.split(",")[1] for _, name, value in page.attributes if name == "src"]
     image_by_name = {path.stem: path.read_bytes() for path in (folder / "plots").iterdir()}
     assert sorted(image_by_name) == [
@@ -103,8 +103,8 @@ def test_plots_are_inside_and_beside_the_page(demo):
     assert all(image.startswith(b"\x89PNG") for image in image_by_name.values())
 
 
-def test_every_mechanism_and_number_is_there(demo, demo_runs):
-    page, _ = demo
+def test_every_mechanism_and_number_is_there(demo_report, demo_runs):
+    page, _ = demo_report
     for label in ("No noise (not private)", "DP-FedAvg", "Tree (full Honaker)", "Banded (8 bands)"):
         assert label in page.text
     for run in demo_runs:
@@ -129,7 +129,7 @@ def test_every_mechanism_and_number_is_there(demo, demo_runs):
 
 @pytest.mark.parametrize(("fraction", "is_noted"), [(1.0, True), (0.98, False)])
 def test_a_run_whose_updates_were_all_clipped_says_what_to_do(
-    make_run, tmp_path, undrawn, fraction, is_noted
+    make_run, tmp_path, undrawn_plots, fraction, is_noted
 ):
     run = make_run("banded")
     for row in run.metrics:
@@ -139,7 +139,7 @@ def test_a_run_whose_updates_were_all_clipped_says_what_to_do(
     assert ("Banded (8 bands). The clip norm then scales" in page.text) == is_noted
 
 
-def test_only_runs_without_noise_have_no_privacy(make_run, tmp_path, undrawn):
+def test_only_runs_without_noise_have_no_privacy(make_run, tmp_path, undrawn_plots):
     old_plot = tmp_path / "plots" / "noise_matrices.png"
     for run in (make_run("none"), make_run("tree", noise_multiplier=0.0)):
         old_plot.parent.mkdir(exist_ok=True)
@@ -151,7 +151,7 @@ def test_only_runs_without_noise_have_no_privacy(make_run, tmp_path, undrawn):
     assert "no privacy" not in report([make_run("banded")], tmp_path).text
 
 
-def test_every_caption_states_the_simulation(make_run, tmp_path, figures, undrawn):
+def test_every_caption_states_the_simulation(make_run, tmp_path, figures, undrawn_plots):
     runs = [make_run(family, claimed_cohort=1000) for family in ("none", "identity", "banded")]
     page = report(runs, tmp_path)
     assert all(
@@ -171,8 +171,8 @@ def test_every_caption_states_the_simulation(make_run, tmp_path, figures, undraw
         assert "the models trained here do not have it" in caption
 
 
-def test_report_of_honest_runs_mentions_no_simulation_and_no_violation(demo):
-    page, _ = demo
+def test_report_of_honest_runs_mentions_no_simulation_and_no_violation(demo_report):
+    page, _ = demo_report
     assert "simulation" not in page.text.lower()
     assert "than planned" not in page.text
     assert "claimed" not in page.text.replace(
@@ -181,7 +181,7 @@ def test_report_of_honest_runs_mentions_no_simulation_and_no_violation(demo):
     assert "simulation" not in page.ids
 
 
-def test_captions_state_a_simulation_of_some_runs(make_run, tmp_path, undrawn):
+def test_captions_state_a_simulation_of_some_runs(make_run, tmp_path, undrawn_plots):
     # The simulated run is the one without noise, so that the plots of the noise show
     # no simulated run.
     page = report([make_run("none", claimed_cohort=1000), make_run("banded")], tmp_path)
@@ -196,7 +196,7 @@ def test_captions_state_a_simulation_of_some_runs(make_run, tmp_path, undrawn):
     assert not any("Simulation" in caption for caption in noise_captions)
 
 
-def test_texts_of_runs_are_escaped(make_run, tmp_path, undrawn):
+def test_texts_of_runs_are_escaped(make_run, tmp_path, undrawn_plots):
     evil_text = "<script>alert('x')</script>&<b>\"'"
     run = make_run("banded", task=evil_text, description=evil_text, data=evil_text)
     evil_links = "[a](http://example.com) ![b](http://example.com) <http://example.com>"
@@ -213,8 +213,8 @@ def test_texts_of_runs_are_escaped(make_run, tmp_path, undrawn):
     assert page.text.count("alert('x')") >= 5
 
 
-def test_the_statement_becomes_html_lists(demo):
-    source = demo[0].source
+def test_the_statement_becomes_html_lists(demo_report):
+    source = demo_report[0].source
     statement = source[source.index("<h2>Privacy statement") : source.index("<h2>Reproduction")]
     assert statement.count("<details") == 4  # one for each mechanism, not for each seed
     assert statement.count("<details open>") == 1
@@ -225,7 +225,7 @@ def test_the_statement_becomes_html_lists(demo):
         assert mark not in statement
 
 
-def test_an_unfinished_run_is_reported_as_such(make_run, tmp_path, undrawn):
+def test_an_unfinished_run_is_reported_as_such(make_run, tmp_path, undrawn_plots):
     page = report([make_run("banded", stop=10), make_run("identity")], tmp_path)
     assert "1 of 2 runs is unfinished" in page.text
     assert page.text.count("unfinished after round 10 of 24") >= 3
@@ -236,7 +236,7 @@ def test_an_unfinished_run_is_reported_as_such(make_run, tmp_path, undrawn):
     assert "plot-participation" not in page.ids
 
 
-def test_participation_beyond_the_plan_is_an_alarm(make_run, tmp_path, undrawn):
+def test_participation_beyond_the_plan_is_an_alarm(make_run, tmp_path, undrawn_plots):
     run = make_run("banded")
     often_counts = {"min_separation": 3, "max_participations": 4, "histogram": {"1": 10, "4": 5}}
     once_counts = {"min_separation": None, "max_participations": 1, "histogram": {"1": 40}}
@@ -301,7 +301,7 @@ def test_caption_of_results_names_adaptive_servers(make_run):
     assert "optimise with" not in caption(sgd_run, noiseless_run)
 
 
-def test_the_commands_are_those_of_the_command_line(make_run, tmp_path, undrawn):
+def test_the_commands_are_those_of_the_command_line(make_run, tmp_path, undrawn_plots):
     from fedmf.cli import cli
 
     runs = [make_run("banded"), make_run("none")]
@@ -357,7 +357,9 @@ def test_the_command_of_a_report_names_run_folders_as_they_are_typed(
     assert not words[2].startswith("-")
 
 
-def test_training_and_clients_are_drawn_if_they_were_measured(make_run, tmp_path, figures, undrawn):
+def test_training_and_clients_are_drawn_if_they_were_measured(
+    make_run, tmp_path, figures, undrawn_plots
+):
     deciles = [0.1 + 0.02 * i for i in range(9)]
     client_metrics = {"clients": 58, "clients_without_examples": 2, "mean": 0.2, "deciles": deciles}
     fine_tuned = {

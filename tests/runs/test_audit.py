@@ -75,32 +75,32 @@ def make_run(
 
 
 @pytest.fixture
-def finished(tmp_path):
+def finished_folder(tmp_path):
     return make_run(tmp_path / "run")
 
 
 @pytest.fixture
-def interrupted(tmp_path):
+def interrupted_folder(tmp_path):
     """Returns the path of a run that was stopped after 11 rounds."""
     return make_run(tmp_path / "run", num_rounds=11)
 
 
 @pytest.fixture
-def copied(tmp_path):
+def copied_folder(tmp_path):
     """Returns the path of a copy without a journal, with 6 of 11 rounds in participation.csv."""
     return make_run(tmp_path / "run", num_rounds=11, published_rounds=6)
 
 
 class TestUnrecordedRounds:
-    def test_unrecorded_rounds_count_as_full_participation(self, copied, tmp_path):
-        audit = audit_run(copied)
+    def test_unrecorded_rounds_count_as_full_participation(self, copied_folder, tmp_path):
+        audit = audit_run(copied_folder)
         assert audit.observed.rounds == 6
         assert (audit.epsilon, audit.rho) == (PLAN.epsilon, PLAN.rho)
         assert audit.contradictions == ()
         assert audit.unrecorded.startswith("rounds 6 to 10 are not in the record of participations")
         assert "resume the run, and audit it when it is done" in audit.unrecorded
         statement_path = tmp_path / "statement.md"
-        audit_values = printed_values(f"audit {copied} --statement {statement_path}")
+        audit_values = printed_values(f"audit {copied_folder} --statement {statement_path}")
         assert audit_values["epsilon_achieved"] == audit_values["epsilon_planned"]
         assert audit_values["not_in_the_record"] == audit.unrecorded
         assert audit_values["keeps_to_the_plan"] == "yes, as far as it is recorded"
@@ -108,9 +108,9 @@ class TestUnrecordedRounds:
         assert "**Not all is recorded.** Rounds 6 to 10 are not in the record of part" in text
         assert "for the rounds that are not in the record, the same noise gives" in text
 
-    def test_unrecorded_rounds_count_if_the_record_is_empty(self, copied):
-        write_atomically(copied / "participation.csv", "round,client\n")
-        assert audit_run(copied).epsilon == PLAN.epsilon
+    def test_unrecorded_rounds_count_if_the_record_is_empty(self, copied_folder):
+        write_atomically(copied_folder / "participation.csv", "round,client\n")
+        assert audit_run(copied_folder).epsilon == PLAN.epsilon
 
     def test_no_round_is_unrecorded_if_the_missing_ones_had_no_clients(self, tmp_path):
         cohorts = cyclic_cohorts()
@@ -181,14 +181,16 @@ class TestChangedFiles:
         "config.json plan.json mechanism.npz metrics.jsonl participation.csv selected.csv "
         "statement.md model.npz final_statement.md".split(),
     )
-    def test_changed_files_of_a_finished_run_are_refused_by_name(self, finished, name):
-        shutil.rmtree(finished / "private")  # No audit of a finished run reads it.
-        assert audit_run(finished).epsilon == pytest.approx(4.887, rel=1e-6)
+    def test_changed_files_of_a_finished_run_are_refused_by_name(self, finished_folder, name):
+        shutil.rmtree(finished_folder / "private")  # No audit of a finished run reads it.
+        assert audit_run(finished_folder).epsilon == pytest.approx(4.887, rel=1e-6)
         added_content = {
             "selected.csv": b"round,client\n0,9\n",
             "final_statement.md": b"All is well.",
         }
-        content = added_content[name] if name in added_content else (finished / name).read_bytes()
+        content = (
+            added_content[name] if name in added_content else (finished_folder / name).read_bytes()
+        )
         # Each changed file can still be read: it has a row less, another number, or bytes that the
         # reader of archives ignores.
         changed_content = content + b"\n"
@@ -200,8 +202,8 @@ class TestChangedFiles:
             changed_content = content.replace(
                 b'"is_callers_plan": false', b'"is_callers_plan": true '
             )
-        (finished / name).write_bytes(changed_content)
-        refused(f"audit {finished}", f"{name} changed after the run had finished", status=1)
+        (finished_folder / name).write_bytes(changed_content)
+        refused(f"audit {finished_folder}", f"{name} changed after the run had finished", status=1)
 
     def test_changed_files_of_an_unfinished_run_are_refused(self, tmp_path):
         run = make_run(tmp_path / "run", num_rounds=11)
@@ -216,10 +218,12 @@ class TestChangedFiles:
         ):
             audit_run(run)
 
-    def test_files_with_noise_of_another_mechanism_are_refused(self, interrupted):
-        DenseMechanism(matrix=2 * PLAN.mechanism.encoder()).save(interrupted / "mechanism.npz")
+    def test_files_with_noise_of_another_mechanism_are_refused(self, interrupted_folder):
+        DenseMechanism(matrix=2 * PLAN.mechanism.encoder()).save(
+            interrupted_folder / "mechanism.npz"
+        )
         with refusal(r"plan.json records noise of standard deviation .*mechanism.npz needs"):
-            audit_run(interrupted)
+            audit_run(interrupted_folder)
 
     @pytest.mark.parametrize(
         "change",
@@ -230,23 +234,23 @@ class TestChangedFiles:
             {"schema": "single", "min_sep": None, "max_participations": None},
         ],
     )
-    def test_files_with_a_damaged_plan_are_refused(self, interrupted, change):
-        plan = json.loads((interrupted / "plan.json").read_text())
+    def test_files_with_a_damaged_plan_are_refused(self, interrupted_folder, change):
+        plan = json.loads((interrupted_folder / "plan.json").read_text())
         write_atomically(
-            interrupted / "plan.json", json.dumps(plan | {"config": plan["config"] | change})
+            interrupted_folder / "plan.json", json.dumps(plan | {"config": plan["config"] | change})
         )
         with refusal(r"plan.json is damaged"):
-            audit_run(interrupted)
+            audit_run(interrupted_folder)
 
 
 class TestTheFinalStatement:
     def test_the_final_statement_agrees_with_the_audit_and_its_commands_check_it(
-        self, finished, tmp_path, monkeypatch
+        self, finished_folder, tmp_path, monkeypatch
     ):
-        write_final_statement(finished, audit_run(finished))
-        values = json.loads((finished / "final_statement.json").read_text())
+        write_final_statement(finished_folder, audit_run(finished_folder))
+        values = json.loads((finished_folder / "final_statement.json").read_text())
         assert values["system"] == "run"
-        model = hashlib.sha256((finished / "model.npz").read_bytes()).hexdigest()
+        model = hashlib.sha256((finished_folder / "model.npz").read_bytes()).hexdigest()
         dates = {"begun": "2026-11-28", "finished": "2026-11-29"}
         facts = {"task": "x", "data": "12 | clients", "folder": "run", "model_sha256": model}
         assert values["subject"] == dates | facts
@@ -264,24 +268,27 @@ class TestTheFinalStatement:
         assert values["commands"][0] == "fedmf audit run run"
         assert values["commands"][1].startswith("fedmf calibrate run/mechanism.npz --rounds 12 ")
         assert values["pretraining"].startswith("the initial weights are those that the task makes")
-        assert (finished / "final_statement.md").read_text() == as_text(values, ".md")
-        RunFolder(finished).write_json("result", fedmf.Run.load(finished).result)
+        assert (finished_folder / "final_statement.md").read_text() == as_text(values, ".md")
+        RunFolder(finished_folder).write_json("result", fedmf.Run.load(finished_folder).result)
         # A statement that is made later has the date that the run recorded, and the same text.
         monkeypatch.setattr("fedmf.privacy.statement.today", lambda: "2031-01-01")
         statement_path = tmp_path / "statement.md"
-        assert printed_by(f"audit {finished} --statement {statement_path}")["contradictions"] == []
+        assert (
+            printed_by(f"audit {finished_folder} --statement {statement_path}")["contradictions"]
+            == []
+        )
         assert statement_path.read_text() == as_text(values, ".md")
-        refused(f"audit {finished} --statement {finished}/statement.md", "elsewhere")
+        refused(f"audit {finished_folder} --statement {finished_folder}/statement.md", "elsewhere")
         # The commands of the statement check this folder.
         monkeypatch.chdir(tmp_path)
         audit, calibrate = values["commands"]
         assert printed_by(audit)["contradictions"] == []
         assert printed_by(calibrate)["epsilon"] == PLAN.epsilon
         for name in ("participation.csv", "result.json"):
-            (finished / name).unlink()
-        assert audit_run(finished).observed.rounds == 12  # Read from the journal.
-        shutil.rmtree(finished / "private")
-        refused(f"audit {finished}", "has no participation.csv", status=1)
+            (finished_folder / name).unlink()
+        assert audit_run(finished_folder).observed.rounds == 12  # Read from the journal.
+        shutil.rmtree(finished_folder / "private")
+        refused(f"audit {finished_folder}", "has no participation.csv", status=1)
 
     def test_the_final_statement_has_the_noise_that_was_added_if_the_config_differs(self, tmp_path):
         no_noise = dataclasses.replace(PLAN, noise_multiplier=0.0)

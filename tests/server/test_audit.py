@@ -45,11 +45,11 @@ def test_audit_has_two_runs_and_an_attack():
 
 
 @pytest.fixture(scope="module")
-def resumed(claim):
+def resumed_audit(claim):
     return judged(claim, run(claim, resume_at=5))
 
 
-def test_audit_detects_noise_that_a_resume_repeats(monkeypatch, claim, resumed):
+def test_audit_detects_noise_that_a_resume_repeats(monkeypatch, claim, resumed_audit):
     honest_release = ServerMeans.release
     audited_objects = []
 
@@ -60,10 +60,10 @@ def test_audit_detects_noise_that_a_resume_repeats(monkeypatch, claim, resumed):
         next_state, row = honest_release(self, state._replace(next_round=np.array(t)), *clients)
         return next_state._replace(next_round=state.next_round + 1), row
 
-    assert resumed.consistent
+    assert resumed_audit.consistent
     mistakes = mistakes_over_rounds(causal_factor(claim.mechanism.noising()))
     M = mistakes["noise not advanced by a resume"]
-    assert missed_by_noise_audit(M @ M.T, COORDINATES, resumed.threshold) <= MISS_RATE
+    assert missed_by_noise_audit(M @ M.T, COORDINATES, resumed_audit.threshold) <= MISS_RATE
     monkeypatch.setattr(ServerMeans, "release", forgetful)
     assert not judged(claim, run(claim, resume_at=5)).consistent
 

@@ -15,7 +15,7 @@ FIXED = {"rounds": 8, "min_sep": 2, "cohort_size": 2, "evaluate_every": 2}
 
 
 @pytest.fixture
-def going_on(monkeypatch):
+def continuing_runs(monkeypatch):
     """Returns a function that decides which runs with these validations continue.
 
     Its argument `curves` maps the name of a run to metrics for rounds 2, 4 and so on, or to None
@@ -50,7 +50,7 @@ def rates(*values, **fixed):
     return configs, dict(zip(values, configs, strict=True))
 
 
-def test_the_half_with_lower_losses_continues_for_each_compared_setting(going_on):
+def test_the_half_with_lower_losses_continues_for_each_compared_setting(continuing_runs):
     configs = sweep_configs(
         FIXED | {"epsilon": 8.0},
         {
@@ -68,7 +68,7 @@ def test_the_half_with_lower_losses_continues_for_each_compared_setting(going_on
 
     curves = {name: curve(config) for name, config in configs.items()}
     continued = {"tree": set(), "identity": set()}
-    for name in going_on(configs, curves, 4):
+    for name in continuing_runs(configs, curves, 4):
         continued[configs[name].family].add(
             (configs[name].server_learning_rate, configs[name].seed)
         )
@@ -77,37 +77,37 @@ def test_the_half_with_lower_losses_continues_for_each_compared_setting(going_on
 
 
 @pytest.mark.parametrize("diverged", [5.1, math.nan, math.inf, None])
-def test_settings_whose_loss_rose_or_is_not_finite_are_stopped(going_on, diverged):
+def test_settings_whose_loss_rose_or_is_not_finite_are_stopped(continuing_runs, diverged):
     configs, names = rates(0.1, 0.2, 0.5, 1.0)
     # Of four two would go on. The second lowest rose, the others are worse or not finite.
     curves = dict(zip(configs, [losses(5, diverged)] * 3 + [losses(9, 6)], strict=True))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert going_on(configs, curves, 4) == [names[1.0]]
+        assert continuing_runs(configs, curves, 4) == [names[1.0]]
 
 
-def test_the_lowest_loss_continues_with_a_warning_if_all_losses_rose(going_on):
+def test_the_lowest_loss_continues_with_a_warning_if_all_losses_rose(continuing_runs):
     configs, names = rates(0.1, 0.2, 0.5, 1.0, family="identity", epsilon=8.0)
     losses_by_rate = {0.1: (3, 4), 0.2: (3, 3.5), 0.5: (3, 3.2), 1.0: (3, math.nan)}
     curves = {names[rate]: losses(*values) for rate, values in losses_by_rate.items()}
     with pytest.warns(UserWarning, match=f"validation loss of every .*{names[0.5]} .* with 3.2;"):
-        assert going_on(configs, curves, 4) == [names[0.5]]
+        assert continuing_runs(configs, curves, 4) == [names[0.5]]
 
 
-def test_failed_runs_do_not_warn(going_on):
+def test_failed_runs_do_not_warn(continuing_runs):
     configs, names = rates(0.1, 0.2)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert going_on(configs, dict.fromkeys(configs), 2) == [names[0.1]]
+        assert continuing_runs(configs, dict.fromkeys(configs), 2) == [names[0.1]]
         curves = {names[0.1]: None, names[0.2]: losses(3, 2)}
-        assert going_on(configs, curves, 4) == [names[0.2]]
+        assert continuing_runs(configs, curves, 4) == [names[0.2]]
 
 
-def test_a_task_without_a_loss_is_judged_by_its_headline_metric(going_on):
+def test_a_task_without_a_loss_is_judged_by_its_headline_metric(continuing_runs):
     configs, names = rates(0.1, 0.2)
     for headline, best_rate in (("accuracy", 0.2), ("mean_squared_error", 0.1)):
         curves = {names[rate]: [{headline: 0.5}, {headline: rate}] for rate in names}
-        assert going_on(configs, curves, 4, headline) == [names[best_rate]]
+        assert continuing_runs(configs, curves, 4, headline) == [names[best_rate]]
 
 
 def test_private_losses_decide_if_runs_have_them(monkeypatch):
@@ -131,14 +131,14 @@ def test_private_losses_decide_if_runs_have_them(monkeypatch):
     assert halving.runs_going_on(None, configs, 4) == [names[0.2]]
 
 
-def test_runs_of_different_lengths_are_compared_at_their_own_rungs(going_on):
+def test_runs_of_different_lengths_are_compared_at_their_own_rungs(continuing_runs):
     short, _ = rates(0.1, 0.2)
     long, _ = rates(0.3, 0.4, rounds=16)
     configs = short | long
     curves = dict.fromkeys(configs, losses(9, 8, 7, 6))
-    assert set(going_on(configs, curves, 2)) == {next(iter(short)), *long}
-    assert len(going_on(configs, curves, 4)) == 2
-    assert set(going_on(configs, curves, 8)) == {*short, next(iter(long))}
+    assert set(continuing_runs(configs, curves, 2)) == {next(iter(short)), *long}
+    assert len(continuing_runs(configs, curves, 4)) == 2
+    assert set(continuing_runs(configs, curves, 8)) == {*short, next(iter(long))}
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,7 @@ def test_the_best_setting_is_that_of_the_largest_mean_over_the_seeds(runs):
 
 
 @pytest.fixture
-def halved(tmp_path):
+def halved_runs(tmp_path):
     """Returns a finished run with the largest of four rates, and three that halving stopped."""
     folders = {}
     for rate in (0.1, 0.5, 1.0, 4.0):
@@ -86,10 +86,10 @@ def halved(tmp_path):
     return list(folders.values())
 
 
-def test_stopped_settings_count_as_tried(halved, drawn):
-    finished_runs = halved[3:]
-    stopped_runs = stopped_by_data(halved)
-    assert stopped_runs == halved[:3]
+def test_stopped_settings_count_as_tried(halved_runs, plotted_lines):
+    finished_runs = halved_runs[3:]
+    stopped_runs = stopped_by_data(halved_runs)
+    assert stopped_runs == halved_runs[:3]
     (best_setting,) = best_settings(finished_runs, stopped=stopped_runs)
     assert (best_setting.settings, best_setting.at_edge) == (4, ["server_learning_rate"])
     assert best_setting.tuned == {"server_learning_rate": 4.0}
@@ -104,13 +104,13 @@ def test_stopped_settings_count_as_tried(halved, drawn):
         .startswith("run,server_learn")
     )
     assert validation_figure(finished_runs, stopped=stopped_runs) is not None
-    (label, rates, heights), (_, crosses, _) = drawn
+    (label, rates, heights), (_, crosses, _) = plotted_lines
     assert (label, rates) == ("Banded (8 bands)", [0.1, 0.5, 1.0, 4.0])
     assert np.isfinite(heights).tolist() == [False] * 3 + [True]
     assert crosses == [0.1, 0.5, 1.0]
     # A run that was cut by a crash has shown nothing of its setting.
-    (halved[0].path / "stopped_by_data").unlink()
-    assert stopped_by_data(halved) == halved[1:3]
+    (halved_runs[0].path / "stopped_by_data").unlink()
+    assert stopped_by_data(halved_runs) == halved_runs[1:3]
 
 
 def test_the_best_of_models_that_all_diverged_has_no_star():
@@ -236,7 +236,7 @@ def test_epsilons_of_amplified_runs_are_added():
 
 
 @pytest.fixture
-def drawn(monkeypatch):
+def plotted_lines(monkeypatch):
     """Returns a list of (label, x, y) of the lines that are plotted."""
     from matplotlib.axes import Axes
 
@@ -252,9 +252,9 @@ def drawn(monkeypatch):
     return plotted_lines
 
 
-def test_the_figure_shows_validations_over_the_learning_rate(runs, drawn):
+def test_the_figure_shows_validations_over_the_learning_rate(runs, plotted_lines):
     assert validation_figure(runs)[:8] == b"\x89PNG\r\n\x1a\n"
-    lines = {label: (x, y) for label, x, y in drawn if label}
+    lines = {label: (x, y) for label, x, y in plotted_lines if label}
     assert list(lines) == ["Banded (8 bands)", "No noise (not private)"]
     rates, heights = lines["Banded (8 bands)"]
     assert rates[:3] == [0.1, 0.5, 1.0]
@@ -262,9 +262,9 @@ def test_the_figure_shows_validations_over_the_learning_rate(runs, drawn):
     assert validation_figure(runs[:1]) is None
 
 
-def test_the_figure_of_a_search_has_a_panel_for_each_searched_number(runs, drawn):
+def test_the_figure_of_a_search_has_a_panel_for_each_searched_number(runs, plotted_lines):
     assert validation_figure(runs, 0, ["server_learning_rate", "family", "seed"]) is not None
-    (_, rates, heights), (_, crosses, _), (_, seeds, _), _ = drawn
+    (_, rates, heights), (_, crosses, _), (_, seeds, _), _ = plotted_lines
     assert crosses == [4.0, 4.0]  # the models that diverged
     assert rates == [run.config.server_learning_rate for run in runs]
     assert seeds == [run.config.seed for run in runs]
@@ -303,7 +303,7 @@ def test_a_setting_may_be_chosen_by_the_mean_over_the_last_rounds():
     assert validation_of(longer_run, 6) == pytest.approx((0.4 + 0.4) / 2)
 
 
-def test_the_best_figure_shows_the_best_settings_over_the_compared_values(drawn):
+def test_the_best_figure_shows_the_best_settings_over_the_compared_values(plotted_lines):
     runs = [
         reached(
             make_run(family, epsilon=epsilon, server_learning_rate=rate), level * rate * epsilon
@@ -313,7 +313,7 @@ def test_the_best_figure_shows_the_best_settings_over_the_compared_values(drawn)
         for rate in (0.5, 1.0)
     ]
     assert best_figure([*runs, reached(make_run("none"), 0.4)])[:8] == b"\x89PNG\r\n\x1a\n"
-    lines = {label: (x, y) for label, x, y in drawn if label}
+    lines = {label: (x, y) for label, x, y in plotted_lines if label}
     # The test metric is 0.01 less
     assert lines["Banded (8 bands)"] == ([1.0, 4.0], pytest.approx([0.09, 0.39]))
     assert lines["DP-FedAvg"][1] == pytest.approx([0.04, 0.19])
@@ -322,7 +322,7 @@ def test_the_best_figure_shows_the_best_settings_over_the_compared_values(drawn)
 
 
 @pytest.mark.slow
-def test_bands_are_chosen_for_each_epsilon_if_cohorts_are_sampled(drawn):
+def test_bands_are_chosen_for_each_epsilon_if_cohorts_are_sampled(plotted_lines):
     drawing = {"sampling": "poisson", "population": 60}
     accuracy = {(1.0, 1): 0.2, (1.0, 2): 0.3, (8.0, 2): 0.4, (8.0, 4): 0.5}
     runs = [
@@ -343,7 +343,7 @@ def test_bands_are_chosen_for_each_epsilon_if_cohorts_are_sampled(drawn):
         4,
     )
     assert best_figure(runs) is not None
-    lines = {label: (x, y) for label, x, y in drawn if label}
+    lines = {label: (x, y) for label, x, y in plotted_lines if label}
     assert lines["Banded (2 to 4 bands)"] == ([1.0, 8.0], pytest.approx([0.29, 0.49]))
     # Without sampling they are what is compared.
     assert "bands" in best_settings([make_run("banded", bands=b) for b in (2, 4)])[0].compared

@@ -62,7 +62,7 @@ serve(main)
 
 
 @pytest.fixture
-def trains(monkeypatch):
+def set_program(monkeypatch):
     def program(text=TRAINS):
         monkeypatch.setattr(job, "PROGRAM", (sys.executable, "-c", text, job.__file__))
 
@@ -85,7 +85,7 @@ def said(out, name, file="began"):
     return (sweep.run_folder(out, name) / f"{file}.txt").read_text()
 
 
-def test_as_many_runs_train_at_a_time_as_there_are_jobs(trains, tmp_path):
+def test_as_many_runs_train_at_a_time_as_there_are_jobs(set_program, tmp_path):
     configs = grid(seed=[0, 1, 3, 4])
     assert train(tmp_path, configs, jobs=2) == {}
     assert [sweep_folder.state(tmp_path, name) for name in configs] == ["finished"] * 4
@@ -106,7 +106,7 @@ def test_as_many_runs_train_at_a_time_as_there_are_jobs(trains, tmp_path):
     assert len({said(tmp_path, name, "process") for name in configs}) == 2
 
 
-def test_finished_runs_are_not_repeated_and_unfinished_ones_are_resumed(trains, tmp_path):
+def test_finished_runs_are_not_repeated_and_unfinished_ones_are_resumed(set_program, tmp_path):
     configs = grid(seed=[0, 1])
     train(tmp_path, grid(seed=[0]), noise_seed=5)
     folder = sweep.run_folder(tmp_path, "seed=1")
@@ -125,7 +125,7 @@ def test_finished_runs_are_not_repeated_and_unfinished_ones_are_resumed(trains, 
 
 
 @pytest.mark.slow
-def test_no_two_runs_share_noise_and_the_same_run_repeats_it(trains, tmp_path):
+def test_no_two_runs_share_noise_and_the_same_run_repeats_it(set_program, tmp_path):
     def seeds(out, noise_seed, **varied):
         train(out, grid(**varied), noise_seed=noise_seed, jobs=4)
         words = [said(out, name).partition("--noise-seed ")[2] for name in grid(**varied)]
@@ -138,7 +138,7 @@ def test_no_two_runs_share_noise_and_the_same_run_repeats_it(trains, tmp_path):
     assert seeds(tmp_path / "d", "os", seed=[0, 1]) == ["os", "os"]
 
 
-def test_a_run_that_dies_takes_no_other_with_it(trains, tmp_path):
+def test_a_run_that_dies_takes_no_other_with_it(set_program, tmp_path):
     failed = train(tmp_path, grid(seed=[9, 2, 0]))
     assert failed["seed=9"].status == 1
     assert "signal 9" in failed["seed=9"].reason
@@ -147,7 +147,7 @@ def test_a_run_that_dies_takes_no_other_with_it(trains, tmp_path):
     assert states == ["1 round done", "finished"]
 
 
-def test_a_run_that_exists_under_another_name_is_not_trained_again(trains, tmp_path):
+def test_a_run_that_exists_under_another_name_is_not_trained_again(set_program, tmp_path):
     train(tmp_path, grid(epsilon=[8.0]))
     both_configs = grid(epsilon=[8.0], seed=[0, 1])
     names = ["epsilon=8", "epsilon=8,seed=1"]
@@ -157,7 +157,7 @@ def test_a_run_that_exists_under_another_name_is_not_trained_again(trains, tmp_p
     assert said(tmp_path, "epsilon=8").count("\n") == 1
 
 
-def test_runs_that_differ_in_more_than_their_names_say_are_refused(trains, tmp_path):
+def test_runs_that_differ_in_more_than_their_names_say_are_refused(set_program, tmp_path):
     train(tmp_path, grid(seed=[0]))
     for field, value in {"cohort_size": 3, "epsilon": 2.0}.items():
         with refusal(f"holds a run with {field}=.*, or vary {field}"):
@@ -169,7 +169,7 @@ def test_runs_that_differ_in_more_than_their_names_say_are_refused(trains, tmp_p
         assert sweep_folder.in_folder(tmp_path, grid(**varied_values)) == grid(**varied_values)
 
 
-def test_another_mechanism_in_a_file_of_the_same_name_is_refused(trains, tmp_path):
+def test_another_mechanism_in_a_file_of_the_same_name_is_refused(set_program, tmp_path):
     participation = fedmf.Participation(rounds=4, schema="min_sep", min_sep=2)
     file = tmp_path / "m.npz"
     fedmf.fit(fedmf.prefix_sum(4), participation, family="identity").save(file)
@@ -187,8 +187,8 @@ def test_another_mechanism_in_a_file_of_the_same_name_is_refused(trains, tmp_pat
             sweep_folder.in_folder(out_path, configs)
 
 
-def test_inputs_that_no_run_accepts_end_the_sweep(trains, tmp_path):
-    trains(TRAINS.replace('sys.exit("fedmf: error: no such data")', "sys.exit(2)"))
+def test_inputs_that_no_run_accepts_end_the_sweep(set_program, tmp_path):
+    set_program(TRAINS.replace('sys.exit("fedmf: error: no such data")', "sys.exit(2)"))
     failed = train(tmp_path, grid(seed=[0, 2, 1]))
     assert {name: failure.status for name, failure in failed.items()} == {"seed=2": 2}
     assert sweep_folder.state(tmp_path, "seed=0") == "finished"
@@ -206,7 +206,7 @@ def when(condition, action):
     threading.Thread(target=watch, daemon=True).start()
 
 
-def test_ctrl_c_waits_until_every_run_has_saved(trains, tmp_path):
+def test_ctrl_c_waits_until_every_run_has_saved(set_program, tmp_path):
     configs = grid(seed=[0, 1, 3], rounds=[1000])
     folders = [sweep.run_folder(tmp_path, name) for name in configs][:2]
     when(
@@ -219,8 +219,8 @@ def test_ctrl_c_waits_until_every_run_has_saved(trains, tmp_path):
     assert not sweep.run_folder(tmp_path, list(configs)[2]).exists()
 
 
-def test_a_second_ctrl_c_leaves_no_process_training(trains, tmp_path):
-    trains(TRAINS.replace("time.sleep(0.3)", "(folder / 'asked').touch(); time.sleep(1000)"))
+def test_a_second_ctrl_c_leaves_no_process_training(set_program, tmp_path):
+    set_program(TRAINS.replace("time.sleep(0.3)", "(folder / 'asked').touch(); time.sleep(1000)"))
     configs = grid(seed=[0], rounds=[1000])
     [folder] = [sweep.run_folder(tmp_path, name) for name in configs]
 

@@ -80,7 +80,7 @@ class Instant:
 
 
 @pytest.fixture
-def trains(monkeypatch, tmp_path):
+def take_begun_names(monkeypatch, tmp_path):
     """Replaces training, and returns a function that lists and forgets the names of begun runs in
     order.
     """
@@ -104,7 +104,7 @@ def trains(monkeypatch, tmp_path):
 
 
 @pytest.fixture
-def out(tmp_path):
+def out_folder(tmp_path):
     return tmp_path / "out"
 
 
@@ -127,26 +127,26 @@ def in_turn(asked, trials):
     return earlier_trials
 
 
-def test_a_stopped_search_resumes_with_the_same_trials(trains, tmp_path):
+def test_a_stopped_search_resumes_with_the_same_trials(take_begun_names, tmp_path):
     assert found(tmp_path / "whole", 16) == {}
-    all_names = trains()
+    all_names = take_begun_names()
     assert len(set(all_names)) == 16
     stopped_folder = tmp_path / "parts"
     for trials in (1, 7, 16):
         found(stopped_folder, trials)
-    assert trains() == all_names
+    assert take_begun_names() == all_names
     # A run whose end was lost is trained first, and is no other trial.
     for name in all_names[12:]:
         shutil.rmtree(stopped_folder / "runs" / name)
         (stopped_folder / "logs" / f"{name}.txt").unlink()
     (stopped_folder / "runs" / all_names[11] / "result.json").unlink()
     found(stopped_folder, 16)
-    assert trains() == all_names[11:]
+    assert take_begun_names() == all_names[11:]
     found(stopped_folder, 10)
-    assert trains() == []
+    assert take_begun_names() == []
 
 
-def test_the_next_trial_depends_on_the_scores_of_earlier_trials(trains, tmp_path):
+def test_the_next_trial_depends_on_the_scores_of_earlier_trials(take_begun_names, tmp_path):
     """The search asks for another trial if the first trials have their accuracies in another
     order.
     """
@@ -172,7 +172,7 @@ def test_the_next_trial_depends_on_the_scores_of_earlier_trials(trains, tmp_path
     assert suggested(scores[::-1]) < suggested(scores)
 
 
-def test_lists_ranges_and_options_of_some_families_are_searched(trains, out):
+def test_lists_ranges_and_options_of_some_families_are_searched(take_begun_names, out_folder):
     varied_values = {
         "bands": Range(1, 4),
         "family": ["none", "banded", "tree"],
@@ -180,9 +180,10 @@ def test_lists_ranges_and_options_of_some_families_are_searched(trains, out):
         "zeroing_norm": [None, 100.0],
         "task_option.lstm_size": ["8", "16"],
     }
-    assert found(out, 14, varied_values, jobs=2) == {}
+    assert found(out_folder, 14, varied_values, jobs=2) == {}
     configs = {
-        name: trial.config for name, trial in search.trials_in(out, space(varied_values)).items()
+        name: trial.config
+        for name, trial in search.trials_in(out_folder, space(varied_values)).items()
     }
     assert len(configs) == len(set(configs.values())) == 14
     assert {config.family for config in configs.values()} == {"none", "banded", "tree"}
@@ -207,45 +208,45 @@ def test_numbers_are_short_inside_their_range_and_logarithmic_where_it_is_positi
     assert 0.123401 <= trial.chosen["server_learning_rate"] <= 0.123402
 
 
-def test_existing_runs_count_as_trials(trains, out):
+def test_existing_runs_count_as_trials(take_begun_names, out_folder):
     varied_values = {"server_learning_rate": [0.5, 2.0], "clip_norm": [1.0, 0.1]}
-    sweep.train_all(out, sweep_configs(FIXED, varied_values), SweepOptions(noise_seed="os"))
-    trains()
+    sweep.train_all(out_folder, sweep_configs(FIXED, varied_values), SweepOptions(noise_seed="os"))
+    take_begun_names()
     # Two of the four have the clip of the search; the others are none of it.
-    found(out, 3, clip_norm=0.1)
-    assert len(trains()) == 1
-    assert len(search.trials_in(out, space(clip_norm=0.1))) == 3
+    found(out_folder, 3, clip_norm=0.1)
+    assert len(take_begun_names()) == 1
+    assert len(search.trials_in(out_folder, space(clip_norm=0.1))) == 3
     # Another range leaves out what it does not have.
     narrow = {"server_learning_rate": Range(1.0, 10.0)}
     assert "server_learning_rate=0.5,clip_norm=0.1" not in search.trials_in(
-        out, space(narrow, clip_norm=0.1)
+        out_folder, space(narrow, clip_norm=0.1)
     )
     # Where no other setting is found the search ends.
-    assert found(out, 9, {"server_learning_rate": [0.5, 2.0]}, clip_norm=0.1) == {}
-    assert trains() == []
+    assert found(out_folder, 9, {"server_learning_rate": [0.5, 2.0]}, clip_norm=0.1) == {}
+    assert take_begun_names() == []
     with refusal("holds a run with rounds=4, and this sweep has rounds=8"):
-        found(out, 3, rounds=8)
+        found(out_folder, 3, rounds=8)
 
 
-def test_failed_runs_count_as_trials_and_the_search_continues(trains, out):
+def test_failed_runs_count_as_trials_and_the_search_continues(take_begun_names, out_folder):
     varied_values = {**RATES, "clip_norm": [1.0, 3.0]}
-    failures = found(out, 6, varied_values)
-    failed = {name for name in trains() if "clip_norm=3" in name}
+    failures = found(out_folder, 6, varied_values)
+    failed = {name for name in take_begun_names() if "clip_norm=3" in name}
     assert set(failures) == failed
     assert 0 < len(failed) < 6
     assert {failure.status for failure in failures.values()} == {1}
-    assert set(found(out, 6, varied_values)) == failed  # tried again
-    assert set(trains()) == failed
+    assert set(found(out_folder, 6, varied_values)) == failed  # tried again
+    assert set(take_begun_names()) == failed
 
 
-def test_inputs_that_no_run_accepts_end_the_search(trains, tmp_path, out):
-    failures = found(out, 6, clip_norm=4.0)
+def test_inputs_that_no_run_accepts_end_the_search(take_begun_names, tmp_path, out_folder):
+    failures = found(out_folder, 6, clip_norm=4.0)
     assert [failure.status for failure in failures.values()] == [2]
-    assert len(trains()) == 1
+    assert len(take_begun_names()) == 1
     # Where others have begun, it is the trial that cannot.
     found(tmp_path / "other", 1)
     failures = found(tmp_path / "other", 8, {**RATES, "clip_norm": [1.0, 4.0]})
-    begun_names = trains()
+    begun_names = take_begun_names()
     assert len(begun_names) == 8
     assert set(failures) == {name for name in begun_names if "clip_norm=4" in name} != set()
 
@@ -266,22 +267,22 @@ def test_fields_that_contradict_each_other_are_not_tried(monkeypatch):
         assert not 0.02 < trial.chosen["server_learning_rate"] < 1
 
 
-def test_the_guarantee_counts_every_trial(trains, out):
+def test_the_guarantee_counts_every_trial(take_begun_names, out_folder):
     """Failed trials count too: n Gaussian runs with noise multiplier s compose to one with s /
     sqrt(n).
     """
-    found(out, 7, {**RATES, "clip_norm": [1.0, 3.0]})
-    begun_runs = sweep_folder.begun_runs((out / "runs").iterdir())
-    assert len(begun_runs) == 7
-    assert any(run.result is None for run in begun_runs)
+    found(out_folder, 7, {**RATES, "clip_norm": [1.0, 3.0]})
+    all_runs = sweep_folder.begun_runs((out_folder / "runs").iterdir())
+    assert len(all_runs) == 7
+    assert any(run.result is None for run in all_runs)
     sigma = fedmf.TrainConfig(**FIXED).plan().noise_multiplier
-    epsilon = gaussian_epsilon(sigma / math.sqrt(7), begun_runs[0].plan["delta"])
-    assert f"epsilon {math.ceil(epsilon * 100) / 100:.2f}" in results.together(begun_runs)
+    epsilon = gaussian_epsilon(sigma / math.sqrt(7), all_runs[0].plan["delta"])
+    assert f"epsilon {math.ceil(epsilon * 100) / 100:.2f}" in results.together(all_runs)
 
 
-def test_private_metrics_decide_if_runs_have_them(trains, out):
-    found(out, 1, private_metrics=0.1)
-    run = fedmf.Run.load(out / "runs" / trains()[0])
+def test_private_metrics_decide_if_runs_have_them(take_begun_names, out_folder):
+    found(out_folder, 1, private_metrics=0.1)
+    run = fedmf.Run.load(out_folder / "runs" / take_begun_names()[0])
     # 4 clients a round, each 0.25 * rate away from one half
     assert results.score_of(run) == pytest.approx(0.25 * run.config.server_learning_rate)
 
@@ -319,7 +320,7 @@ def test_without_optuna_it_says_what_to_install(monkeypatch, tmp_path):
         found(tmp_path, 1)
 
 
-def test_the_sweep_command_reports_the_best_trial(trains, tmp_path, monkeypatch):
+def test_the_sweep_command_reports_the_best_trial(take_begun_names, tmp_path, monkeypatch):
     monkeypatch.setattr(sweep, "write_report", lambda runs, folder, title: folder)
     out_path = tmp_path / "sweep"
     command = (

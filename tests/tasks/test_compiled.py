@@ -107,7 +107,7 @@ def test_the_compiled_epoch_equals_keras_for_any_shape(
 
 
 @pytest.fixture(scope="module")
-def case():
+def training_case():
     """Returns sizes, weights and sentences of all lengths in two batches, of which the second is
     short.
     """
@@ -116,11 +116,11 @@ def case():
 
 
 @pytest.mark.parametrize("kind", model.LOSSES)
-def test_a_wrong_gradient_fails_the_comparison(kind, case):
+def test_a_wrong_gradient_fails_the_comparison(kind, training_case):
     """Negative control: the comparison fails for another loss, another rate, another order and one
     sentence less.
     """
-    sizes, weights, x, y = case
+    sizes, weights, x, y = training_case
     expected, _ = sgd(kind, sizes, weights, x, y)
 
     def agrees(kind=kind, x=x, y=y, **options):
@@ -143,21 +143,21 @@ def test_a_wrong_gradient_fails_the_comparison(kind, case):
     assert not any(agrees(x=x[:-1], y=y[:-1]))
 
 
-def test_updates_are_bitwise_identical_on_another_thread(case):
-    first_update, loss = compiled("published", *case)
+def test_updates_are_bitwise_identical_on_another_thread(training_case):
+    first_update, loss = compiled("published", *training_case)
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        jobs = [pool.submit(compiled, "published", *case) for _ in range(8)]
+        jobs = [pool.submit(compiled, "published", *training_case) for _ in range(8)]
     for job in jobs:
         update, thread_loss = job.result()
         assert thread_loss == loss
         assert all(map(np.array_equal, update, first_update))
 
 
-def test_the_update_of_a_diverging_client_is_not_finite(case):
+def test_the_update_of_a_diverging_client_is_not_finite(training_case):
     """An update that is not finite counts as zero, on both paths: it must not come
     back as a number.
     """
-    sizes, weights, x, y = case
+    sizes, weights, x, y = training_case
     weights = [*weights[:2], np.full_like(weights[2], np.nan), *weights[3:]]
     update, loss = compiled("published", sizes, weights, x, y)
     assert np.isnan(loss)
@@ -177,9 +177,9 @@ READ_PAST = {
 
 
 @pytest.mark.parametrize("name", READ_PAST)
-def test_arrays_that_c_would_read_past_are_refused(case, name):
+def test_arrays_that_c_would_read_past_are_refused(training_case, name):
     changed_name, change, error = READ_PAST[name]
-    sizes, *arrays = case
+    sizes, *arrays = training_case
     array_by_name = dict(zip(("weights", "x", "y"), arrays, strict=True))
     compiled("masked", sizes, **array_by_name)
     with pytest.raises(error):

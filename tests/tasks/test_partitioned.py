@@ -37,7 +37,7 @@ def files(tmp_path_factory):
 
 
 @pytest.fixture
-def made(files):
+def make_task(files):
     """Returns a function that makes a task by its name."""
 
     def make(name, **options):
@@ -55,9 +55,9 @@ def pool(task):
 
 @TENSORFLOW
 @pytest.mark.parametrize("name", MADE)
-def test_every_example_has_a_client(made, name):
-    natural = made(name)
-    task = made(name, partition="dirichlet:0.3", clients=10)
+def test_every_example_has_a_client(make_task, name):
+    natural = make_task(name)
+    task = make_task(name, partition="dirichlet:0.3", clients=10)
     x, y = pool(natural)
     ids = task.client_ids
     assert ids == tuple("0123456789")
@@ -76,7 +76,7 @@ def test_every_example_has_a_client(made, name):
 
 
 @TENSORFLOW
-def test_another_partition_has_another_data_version(made):
+def test_another_partition_has_another_data_version(make_task):
     same = {"partition": "dirichlet:0.3", "clients": 10}
     changes = [
         {},
@@ -85,20 +85,22 @@ def test_another_partition_has_another_data_version(made):
         {"partition_seed": 1},
         {"max_clients": 11},
     ]
-    versions = [made("emnist", **same | change).data_version for change in changes]
-    assert made("emnist", **same).data_version == versions[0]
-    assert len({made("emnist").data_version, *versions}) == 6
+    versions = [make_task("emnist", **same | change).data_version for change in changes]
+    assert make_task("emnist", **same).data_version == versions[0]
+    assert len({make_task("emnist").data_version, *versions}) == 6
 
 
 @TENSORFLOW
-def test_partitioned_clients_respect_limits_and_batch_sizes(made):
-    task = made("emnist", partition="quantity:1", clients=3, max_examples=5)
+def test_partitioned_clients_respect_limits_and_batch_sizes(make_task):
+    task = make_task("emnist", partition="quantity:1", clients=3, max_examples=5)
     assert {len(task.examples_of(client)[1]) for client in task.client_ids} == {5}
-    limited_task = made("cifar10", partition="shards:2", clients=10, max_clients=30, batch_size=8)
+    limited_task = make_task(
+        "cifar10", partition="shards:2", clients=10, max_clients=30, batch_size=8
+    )
     assert (limited_task.batch_size, len(pool(limited_task)[1])) == (8, 30)
-    assert made("cifar10").batch_size == 1
+    assert make_task("cifar10").batch_size == 1
     with refusal("clients=500 must be in 1..135"):
-        made("cifar10", partition="dirichlet:1", clients=500)
+        make_task("cifar10", partition="dirichlet:1", clients=500)
 
 
 RUN = (

@@ -14,17 +14,17 @@ MANY = RegressionOptions(
 
 
 @pytest.fixture(scope="module")
-def many():
+def many_examples():
     """Returns 200,000 examples of 20,000 clients."""
     return data.split_examples(MANY, "validation")
 
 
 @pytest.mark.slow
-def test_the_features_have_the_spectrum(many):
+def test_the_features_have_the_spectrum(many_examples):
     """Entries of the mean over 20,000 independent clients are within six standard deviations of
     their expectations.
     """
-    x = many[0].astype(np.float64).reshape(20_000, 10, 4)
+    x = many_examples[0].astype(np.float64).reshape(20_000, 10, 4)
     products = np.einsum("cei,cej->cij", x, x) / 10
 
     def errors(decay):
@@ -40,8 +40,8 @@ def test_the_features_have_the_spectrum(many):
 
 
 @pytest.mark.slow
-def test_least_squares_finds_the_weights(many):
-    x, y = (array.astype(np.float64) for array in many)
+def test_least_squares_finds_the_weights(many_examples):
+    x, y = (array.astype(np.float64) for array in many_examples)
     weights, squares, *_ = np.linalg.lstsq(x, y, rcond=None)
     spread = MANY.noise / np.sqrt(200_000 * data.eigenvalues(MANY))
     assert np.all(abs(weights[:, 0] - data.true_weights(MANY)) < 6 * spread)

@@ -16,7 +16,7 @@ from tests.tasks.data_files import execute
 
 
 @pytest.fixture
-def tiny(tmp_path):
+def tiny_corpus(tmp_path):
     """Writes a file of three train users; only the number of users of a word may count."""
     path = tmp_path / "tiny.sqlite"
     texts = [
@@ -45,43 +45,43 @@ def load(path, size=10):
     return load_vocabulary(data.open_corpus(path), size, progress=False)
 
 
-def test_words_are_ordered_by_train_users_then_by_name(tiny):
-    vocabulary = load(tiny)
+def test_words_are_ordered_by_train_users_then_by_name(tiny_corpus):
+    vocabulary = load(tiny_corpus)
     assert vocabulary.words == ("a", "c", "b", "d")
     assert vocabulary.source == "counted over all 3 train clients"
-    assert load(tiny, 2).words == ("a", "c")
+    assert load(tiny_corpus, 2).words == ("a", "c")
 
 
-def test_the_count_is_cached_until_the_file_changes(tiny):
-    load(tiny)
-    cache = tiny.with_name("tiny.sqlite.word_count")
+def test_the_count_is_cached_until_the_file_changes(tiny_corpus):
+    load(tiny_corpus)
+    cache = tiny_corpus.with_name("tiny.sqlite.word_count")
     stamp, *counts = cache.read_text().splitlines()
     assert counts == ["a 2", "c 2", "b 1", "d 1"]
     cache.write_text("\n".join([stamp, *counts[::-1]]) + "\n")
-    assert load(tiny).words == ("d", "b", "c", "a")  # not counted again
-    execute(tiny, "DELETE FROM examples WHERE client_id = '2'")
-    os.utime(tiny, ns=(1, 1))
-    assert load(tiny).words == ("a", "b", "c", "d")
+    assert load(tiny_corpus).words == ("d", "b", "c", "a")  # not counted again
+    execute(tiny_corpus, "DELETE FROM examples WHERE client_id = '2'")
+    os.utime(tiny_corpus, ns=(1, 1))
+    assert load(tiny_corpus).words == ("a", "b", "c", "d")
 
 
 @pytest.mark.parametrize(
     "content", ["", "# something else\na 1\n", "\x00\xff", "{stamp}\nbroken line here\n"]
 )
-def test_a_damaged_cache_is_counted_anew(tiny, content):
-    first_vocabulary = load(tiny)
-    cache = tiny.with_name("tiny.sqlite.word_count")
+def test_a_damaged_cache_is_counted_anew(tiny_corpus, content):
+    first_vocabulary = load(tiny_corpus)
+    cache = tiny_corpus.with_name("tiny.sqlite.word_count")
     stamp = cache.read_text().splitlines()[0]
     cache.write_text(content.replace("{stamp}", stamp))
-    assert load(tiny) == first_vocabulary
+    assert load(tiny_corpus) == first_vocabulary
 
 
-def test_words_are_counted_without_a_writable_cache(tiny, monkeypatch):
+def test_words_are_counted_without_a_writable_cache(tiny_corpus, monkeypatch):
     def read_only(*_):
         raise PermissionError("read-only")
 
     monkeypatch.setattr(os, "replace", read_only)
-    assert load(tiny).words == ("a", "c", "b", "d")
-    assert os.listdir(tiny.parent) == ["tiny.sqlite"]
+    assert load(tiny_corpus).words == ("a", "c", "b", "d")
+    assert os.listdir(tiny_corpus.parent) == ["tiny.sqlite"]
 
 
 def test_huge_files_are_sampled_and_say_so(corpus_copy, monkeypatch):
@@ -92,8 +92,8 @@ def test_huge_files_are_sampled_and_say_so(corpus_copy, monkeypatch):
     assert load(corpus_copy, 20) == sampled_vocabulary
 
 
-def test_tff_s_word_count_is_used_for_the_real_file_only(tiny):
-    real = tiny.rename(tiny.with_name(data.FILE_NAME))
+def test_tff_s_word_count_is_used_for_the_real_file_only(tiny_corpus):
+    real = tiny_corpus.rename(tiny_corpus.with_name(data.FILE_NAME))
     count = real.with_suffix(".word_count")
     count.write_text("the 9\nof 5\nto 5\n")
     assert load(real, 2) == vocabulary.Vocabulary(("the", "of"), "TFF's stackoverflow.word_count")
@@ -104,9 +104,9 @@ def test_tff_s_word_count_is_used_for_the_real_file_only(tiny):
     assert load(real, 2).words == ("a", "c")
 
 
-def test_tff_s_word_count_is_read_from_the_cache_folder_of_tff(tiny, tmp_path, monkeypatch):
+def test_tff_s_word_count_is_read_from_the_cache_folder_of_tff(tiny_corpus, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    real = tiny.rename(tiny.with_name(data.FILE_NAME))
+    real = tiny_corpus.rename(tiny_corpus.with_name(data.FILE_NAME))
     beside, of_cache_dir, of_keras = vocabulary.count_files(real)
     assert of_keras.parts[-3:-1] == (".keras", "datasets")
     for words, count_path in (("the of", of_keras), ("of to", of_cache_dir), ("to a", beside)):
@@ -115,11 +115,11 @@ def test_tff_s_word_count_is_read_from_the_cache_folder_of_tff(tiny, tmp_path, m
         assert load(real).words == tuple(words.split())
 
 
-def test_a_sample_of_the_real_file_warns(tiny, tmp_path, monkeypatch):
+def test_a_sample_of_the_real_file_warns(tiny_corpus, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setattr(vocabulary, "MAX_COUNTED_CLIENTS", 2)
-    load(tiny)
-    real = tiny.rename(tiny.with_name(data.FILE_NAME))
+    load(tiny_corpus)
+    real = tiny_corpus.rename(tiny_corpus.with_name(data.FILE_NAME))
     with pytest.warns(UserWarning, match=r"sample of 2 of 3 train clients.*load_word_counts"):
         load(real)
 

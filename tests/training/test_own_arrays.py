@@ -102,7 +102,7 @@ class OverwritingWork(training.ClientWork):
 
 
 @pytest.fixture(scope="module")
-def untouched(tmp_path_factory):
+def untouched_run(tmp_path_factory):
     settings = config(rounds=3, evaluate_every=1, private_metrics=0.02)
     return train(tmp_path_factory.mktemp("runs") / "run", settings)
 
@@ -116,14 +116,14 @@ def untouched(tmp_path_factory):
     ],
     ids=["evaluator", "round metrics", "callbacks"],
 )
-def test_writes_of_functions_to_their_arrays_change_no_run(tmp_path, untouched, changes):
-    run = train(tmp_path / "run", untouched.config, **changes)
-    for weight, expected in zip(run.weights, untouched.weights, strict=True):
+def test_writes_of_functions_to_their_arrays_change_no_run(tmp_path, untouched_run, changes):
+    run = train(tmp_path / "run", untouched_run.config, **changes)
+    for weight, expected in zip(run.weights, untouched_run.weights, strict=True):
         np.testing.assert_array_equal(weight, expected)
-    for row, expected in zip(run.metrics, untouched.metrics, strict=True):
+    for row, expected in zip(run.metrics, untouched_run.metrics, strict=True):
         assert {name: row[name] for name in expected} == expected
         assert row.get("first") == row.get("second")
-    assert run.evaluate("test") == untouched.evaluate("test")
+    assert run.evaluate("test") == untouched_run.evaluate("test")
 
 
 def test_initial_weights_of_a_task_are_copies():
@@ -193,8 +193,8 @@ class InPlaceMomentum(ServerOptimizer):
         return state, weights
 
 
-def test_a_server_optimizer_that_works_in_place_trains_and_resumes(tmp_path, registered):
-    optimizer = registered(InPlaceMomentum())
+def test_a_server_optimizer_that_works_in_place_trains_and_resumes(tmp_path, register_optimizer):
+    optimizer = register_optimizer(InPlaceMomentum())
     task = linear_task()
     settings = config(rounds=4)
     whole_run = train(tmp_path / "whole", settings, task, server_optimizer=optimizer)
@@ -216,7 +216,7 @@ def test_a_server_optimizer_that_works_in_place_trains_and_resumes(tmp_path, reg
 
 
 @pytest.fixture
-def registered(monkeypatch):
+def register_optimizer(monkeypatch):
     """Registers an optimizer for one test."""
 
     def register(optimizer):
@@ -263,18 +263,18 @@ def optimizer_of(init, step=lambda state: state, stepped=lambda weights: weights
     ],
 )  # fmt: skip
 def test_a_server_optimizer_that_cannot_resume_is_refused_before_round_0(
-    tmp_path, registered, optimizer, words
+    tmp_path, register_optimizer, optimizer, words
 ):
-    message = message_of(train, tmp_path / "run", server_optimizer=registered(optimizer))
+    message = message_of(train, tmp_path / "run", server_optimizer=register_optimizer(optimizer))
     assert words in message
     assert not (tmp_path / "run").exists()
 
 
-def test_a_state_that_changes_in_a_later_step_is_refused_then(tmp_path, registered):
+def test_a_state_that_changes_in_a_later_step_is_refused_then(tmp_path, register_optimizer):
     optimizer = optimizer_of(
         {"n": 0}, lambda s: {"n": s["n"] + 1 if s["n"] < 3 else np.float32(s["n"])}
     )
-    message = message_of(train, tmp_path / "run", server_optimizer=registered(optimizer))
+    message = message_of(train, tmp_path / "run", server_optimizer=register_optimizer(optimizer))
     assert "state['n'] from int64 () to float32 ()" in message
     assert (tmp_path / "run" / "metrics.jsonl").read_bytes().count(b"\n") == 3
 

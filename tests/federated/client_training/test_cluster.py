@@ -58,7 +58,7 @@ def machines():
 
 
 @pytest.fixture
-def nobody(machines):
+def cluster_without_workers(machines):
     """Removes the only machine of the cluster; the last tests of this file use it."""
     for node in list(machines.worker_nodes):
         machines.remove_node(node, allow_graceful=False)
@@ -78,7 +78,7 @@ def gone_on_with(folder, settings=None):
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory):
+def local_run(tmp_path_factory):
     """Trains the run without a cluster, in the same groups."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in GROUPS_OF_TWO.items():
@@ -120,7 +120,7 @@ def test_a_round_has_three_groups():
     assert [*groups.in_groups("abcdef", size)] == ["ab", "cd", "ef"]
 
 
-def test_workers_that_die_at_work_change_no_bit(machines, alone, tmp_path):
+def test_workers_that_die_at_work_change_no_bit(machines, local_run, tmp_path):
     killed = set()
     over = threading.Event()
 
@@ -139,10 +139,10 @@ def test_workers_that_die_at_work_change_no_bit(machines, alone, tmp_path):
         over.set()
         thread.join()
     assert killed
-    assert_same_run(run, alone)
+    assert_same_run(run, local_run)
 
 
-def test_a_machine_leaves_and_another_joins(machines, alone, tmp_path):
+def test_a_machine_leaves_and_another_joins(machines, local_run, tmp_path):
     nodes = [machines.add_node(num_cpus=1)]
     machines.wait_for_nodes()
 
@@ -152,11 +152,11 @@ def test_a_machine_leaves_and_another_joins(machines, alone, tmp_path):
         if t == 3:
             nodes.append(machines.add_node(num_cpus=1))
 
-    assert_same_run(train(tmp_path / "run", on_round=change), alone)
+    assert_same_run(train(tmp_path / "run", on_round=change), local_run)
     machines.remove_node(nodes.pop(), allow_graceful=False)
 
 
-def test_ctrl_c_ends_a_round_under_way(machines, alone, tmp_path):
+def test_ctrl_c_ends_a_round_under_way(machines, local_run, tmp_path):
     old_handler = signal.signal(signal.SIGINT, signal.default_int_handler)
     pressed = []
 
@@ -177,7 +177,7 @@ def test_ctrl_c_ends_a_round_under_way(machines, alone, tmp_path):
         assert time.monotonic() - pressed[0] < 5
     finally:
         signal.signal(signal.SIGINT, old_handler)
-    assert_same_run(gone_on_with(tmp_path / "run"), alone)
+    assert_same_run(gone_on_with(tmp_path / "run"), local_run)
 
 
 def test_nothing_secret_is_serialised(machines, tmp_path, monkeypatch):
@@ -240,7 +240,7 @@ def test_a_call_that_is_over_is_not_cancelled(machines, monkeypatch):
     assert started_calls[0] not in cancelled
 
 
-def test_workers_read_the_data_themselves(machines, alone, tmp_path, monkeypatch):
+def test_workers_read_the_data_themselves(machines, local_run, tmp_path, monkeypatch):
     read_clients = []
     task = small_task()
     reading_task = dataclasses.replace(
@@ -250,7 +250,7 @@ def test_workers_read_the_data_themselves(machines, alone, tmp_path, monkeypatch
         train(
             tmp_path / "run", task=reading_task, worker_task=small_task, on_start=read_clients.clear
         ),
-        alone,
+        local_run,
     )
     assert not read_clients
     other_data_task = functools.partial(dataclasses.replace, task, data_version="another")
@@ -273,7 +273,7 @@ def test_a_task_that_cannot_be_sent_is_refused(machines, tmp_path):
         train(tmp_path / "run", task=task)
 
 
-def test_a_killed_driver_leaves_no_process_and_its_run_resumes(alone, tmp_path):
+def test_a_killed_driver_leaves_no_process_and_its_run_resumes(local_run, tmp_path):
     command = [sys.executable, "-m", "tests.federated.run_small", tmp_path / "run", "cluster", "3"]
     finished_process = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert finished_process.returncode == -signal.SIGKILL, finished_process.stderr
@@ -284,7 +284,7 @@ def test_a_killed_driver_leaves_no_process_and_its_run_resumes(alone, tmp_path):
     while any(program.exists() for program in programs) and time.monotonic() < deadline:
         time.sleep(0.2)
     assert not any(program.exists() for program in programs)
-    assert_same_run(gone_on_with(tmp_path / "run"), alone)
+    assert_same_run(gone_on_with(tmp_path / "run"), local_run)
 
 
 def test_setups_hold_no_examples():
@@ -311,7 +311,7 @@ def test_connecting_to_ray_keeps_the_interrupt_handler(machines):
 
 
 def test_without_workers_it_waits_stops_and_resumes_elsewhere(
-    machines, alone, tmp_path, monkeypatch, capfd
+    machines, local_run, tmp_path, monkeypatch, capfd
 ):
     monkeypatch.setattr(cluster, "WAIT_SECONDS", 3.0)
     # What is saved is saved because the workers were lost
@@ -325,10 +325,10 @@ def test_without_workers_it_waits_stops_and_resumes_elsewhere(
     with pytest.raises(federated.WorkersLost, match="3 of 6 rounds are saved"):
         train(tmp_path / "run", settings, on_round=leave)
     assert "waiting 3 s for one" in capfd.readouterr().err
-    assert_same_run(gone_on_with(tmp_path / "run", settings), alone)
+    assert_same_run(gone_on_with(tmp_path / "run", settings), local_run)
 
 
-def test_a_cluster_without_processors_is_refused(nobody, tmp_path):
+def test_a_cluster_without_processors_is_refused(cluster_without_workers, tmp_path):
     with pytest.raises(federated.WorkersLost, match="has no processors"):
         train(tmp_path / "run")
     assert not any((tmp_path / "run").iterdir())

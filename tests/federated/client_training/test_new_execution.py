@@ -29,7 +29,7 @@ class Counting(FastExecution):
 
 
 @pytest.fixture(autouse=True)
-def counting():
+def counting_execution():
     """Registers the execution for one test."""
     register_execution(ExecutionKind(name="counting", path=PATH))
     Counting.rounds = 0

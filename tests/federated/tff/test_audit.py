@@ -49,14 +49,14 @@ def test_noise_shared_by_leaves_is_caught(monkeypatch, claim):
 
 
 @pytest.fixture(scope="module")
-def resumed(claim):
+def resumed_audit(claim):
     return judged(claim, of_query(claim, resume_at=5))
 
 
 @pytest.mark.parametrize(
     "lost", [*(pytest.param(lost, marks=pytest.mark.slow) for lost in ("all", "round")), "rows"]
 )
-def test_noise_not_advanced_by_a_resume_is_caught(monkeypatch, claim, resumed, lost):
+def test_noise_not_advanced_by_a_resume_is_caught(monkeypatch, claim, resumed_audit, lost):
     """The resume loses all of the state, or only its round number, or only its rows.
 
     The first is a control of audits.controls, of known power.
@@ -77,10 +77,10 @@ def test_noise_not_advanced_by_a_resume_is_caught(monkeypatch, claim, resumed, l
                 state = tf.nest.map_structure(tf.constant, state._replace(noise=losses[lost]))
         return honest_release(self, state, *clients)
 
-    assert resumed.consistent
+    assert resumed_audit.consistent
     mistakes = mistakes_over_rounds(causal_factor(claim.mechanism.noising()))
     M = mistakes["noise not advanced by a resume"]
-    assert missed_by_noise_audit(M @ M.T, COORDINATES, resumed.threshold) <= MISS_RATE
+    assert missed_by_noise_audit(M @ M.T, COORDINATES, resumed_audit.threshold) <= MISS_RATE
     monkeypatch.setattr(audits.Query, "release", forgetful)
     assert not judged(claim, of_query(claim, resume_at=5)).consistent
     assert len(subjects) == 2

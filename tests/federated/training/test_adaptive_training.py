@@ -18,13 +18,13 @@ BOTH = ADAM | QUANTILE
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
+def adaptive_run(tmp_path_factory):
     return train(tmp_path_factory.mktemp("adaptive") / "run", config(**BOTH))
 
 
-def test_adaptive_clip_norms_are_metrics_of_each_round_and_stated(run):
-    drifts = run.table()["scale_drift"]
-    norms = run.table()["clip_norm"]
+def test_adaptive_clip_norms_are_metrics_of_each_round_and_stated(adaptive_run):
+    drifts = adaptive_run.table()["scale_drift"]
+    norms = adaptive_run.table()["clip_norm"]
     assert [drift > 0 for drift in drifts] == [False, False, True, False, True, False]
     assert norms[0] == norms[1] == pytest.approx(0.2)
     assert [norm != next_norm for norm, next_norm in itertools.pairwise(norms)] == [
@@ -35,14 +35,16 @@ def test_adaptive_clip_norms_are_metrics_of_each_round_and_stated(run):
         False,
     ]
     for name in ("statement.md", "final_statement.md"):
-        text = " ".join((run.path / name).read_text().split())
+        text = " ".join((adaptive_run.path / name).read_text().split())
         assert "optimizer scaled-adam" in text
         assert "0.5 quantile" in text
 
 
 @pytest.mark.slow
-def test_stock_tff_trains_the_same_model(run, tmp_path):
+def test_stock_tff_trains_the_same_model(adaptive_run, tmp_path):
     stock = train(tmp_path / "tff", config("tff", **BOTH))
-    assert_same_model([run, stock], start_of(small_task()))
+    assert_same_model([adaptive_run, stock], start_of(small_task()))
     for name in ("scale_drift", "clip_norm", "noise_stddev"):
-        np.testing.assert_allclose(run.table()[name], stock.table()[name], rtol=1e-3, atol=1e-5)
+        np.testing.assert_allclose(
+            adaptive_run.table()[name], stock.table()[name], rtol=1e-3, atol=1e-5
+        )

@@ -64,40 +64,40 @@ def took_part(run):
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
+def canary_run(tmp_path_factory):
     return train(tmp_path_factory.mktemp("canaries") / "run")
 
 
 @pytest.mark.slow
-def test_a_crashed_run_resumes_with_identical_canaries(run, tmp_path):
+def test_a_crashed_run_resumes_with_identical_canaries(canary_run, tmp_path):
     resumed_run = small_runs.broken_off(tmp_path / "parts", 5, config(), wide_task())
     resumed_run = train(resumed_run, resume=True)
-    assert evidence(run)["releases"].shape == (8, CANARIES)
-    np.testing.assert_equal(evidence(resumed_run), evidence(run))
-    np.testing.assert_equal(resumed_run.weights, run.weights)
+    assert evidence(canary_run)["releases"].shape == (8, CANARIES)
+    np.testing.assert_equal(evidence(resumed_run), evidence(canary_run))
+    np.testing.assert_equal(resumed_run.weights, canary_run.weights)
 
 
-def test_every_command_of_the_final_statement_runs(run, monkeypatch):
-    monkeypatch.chdir(run.path.parent)
-    commands = printed_commands((run.path / "final_statement.md").read_text())
+def test_every_command_of_the_final_statement_runs(canary_run, monkeypatch):
+    monkeypatch.chdir(canary_run.path.parent)
+    commands = printed_commands((canary_run.path / "final_statement.md").read_text())
     assert commands[-1] == "fedmf audit canaries run"
     for command in commands:
         program(command)
 
 
-def test_canaries_are_clients_under_the_schema(run):
-    rounds = took_part(run)
+def test_canaries_are_clients_under_the_schema(canary_run):
+    rounds = took_part(canary_run)
     assert rounds.sum(axis=0).max() == 2
     assert all(np.diff(np.flatnonzero(column)).min(initial=4) >= 4 for column in rounds.T)
-    assert [row["clients"] for row in run.metrics] == [20] * 8
+    assert [row["clients"] for row in canary_run.metrics] == [20] * 8
     # Canaries stand where clients would.
-    assert {row["examples"] for row in run.metrics} < set(range(20))
-    audit = audit_run(run)
+    assert {row["examples"] for row in canary_run.metrics} < set(range(20))
+    audit = audit_run(canary_run)
     assert not audit.contradictions
     assert audit.observed.clients == CLIENTS + CANARIES
     for name in ("statement.md", "final_statement.md"):
-        assert f"**Canaries.** {CANARIES} synthetic clients" in (run.path / name).read_text()
-    assert (run.path / "private" / "canaries.npz").stat().st_mode & 0o77 == 0
+        assert f"**Canaries.** {CANARIES} synthetic clients" in (canary_run.path / name).read_text()
+    assert (canary_run.path / "private" / "canaries.npz").stat().st_mode & 0o77 == 0
 
 
 @pytest.mark.parametrize(
@@ -125,13 +125,13 @@ def test_releases_contain_the_clipped_updates_of_participating_canaries(tmp_path
     assert all(bound.epsilon_lower > 1 for bound in result.bounds)
 
 
-def test_the_audit_command_reports_the_canaries(run):
-    report = printed_by(f"audit canaries {run.path}")
+def test_the_audit_command_reports_the_canaries(canary_run):
+    report = printed_by(f"audit canaries {canary_run.path}")
     assert report["consistent"]
     assert (report["canaries"], report["took_part"]) == (CANARIES, CANARIES)
-    assert {bound["epsilon_claimed"] for bound in report["bounds"]} == {run.plan["epsilon"]}
+    assert {bound["epsilon_claimed"] for bound in report["bounds"]} == {canary_run.plan["epsilon"]}
     assert max(bound["epsilon_lower"] for bound in report["bounds"]) > 0.5
-    assert "ABOVE" not in program(f"audit canaries {run.path} --confidence 0.5").stdout
+    assert "ABOVE" not in program(f"audit canaries {canary_run.path} --confidence 0.5").stdout
 
 
 def test_updates_that_are_not_clipped_break_the_claim(tmp_path, monkeypatch):
@@ -144,10 +144,10 @@ def test_updates_that_are_not_clipped_break_the_claim(tmp_path, monkeypatch):
     assert "ABOVE THE CLAIM" in printed_text
 
 
-def test_runs_without_canaries_evidence_are_refused(run, tmp_path):
+def test_runs_without_canaries_evidence_are_refused(canary_run, tmp_path):
     train(tmp_path / "none", config(canaries=0, cohort_size=5), stop_after=1)
     for name in ("half", "damaged", "published"):
-        shutil.copytree(run.path, tmp_path / name)
+        shutil.copytree(canary_run.path, tmp_path / name)
     (tmp_path / "half" / "result.json").unlink()
     secret = tmp_path / "damaged" / "private" / "canaries.npz"
     secret.write_bytes(secret.read_bytes()[:100])

@@ -55,7 +55,7 @@ def classes_of_clients():
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
+def trained_run(tmp_path_factory):
     return train(tmp_path_factory.mktemp("runs") / "run", config(**SETTINGS), classes_of_clients())
 
 
@@ -93,10 +93,12 @@ def losses_by_hand(run, config, split=None):
 
 
 @pytest.mark.slow
-def test_losses_equal_those_of_training_by_hand(run):
+def test_losses_equal_those_of_training_by_hand(trained_run):
     """The runs have Ditto's objective and two epochs; clipping would leave nothing to see."""
-    metric = run.evaluate_fine_tuned(2, proximal_strength=2.0)["metrics"]["loss"]
-    expected = losses_by_hand(run, tuned(run, client_epochs=2, proximal_strength=2.0))
+    metric = trained_run.evaluate_fine_tuned(2, proximal_strength=2.0)["metrics"]["loss"]
+    expected = losses_by_hand(
+        trained_run, tuned(trained_run, client_epochs=2, proximal_strength=2.0)
+    )
     losses_before, losses_after = expected.T
     assert np.abs(losses_after - losses_before).mean() > 0.01
     for name, values in {
@@ -109,13 +111,13 @@ def test_losses_equal_those_of_training_by_hand(run):
         np.testing.assert_allclose(metric[name]["deciles"], deciles, rtol=1e-4, atol=1e-6)
     # Controls: without the term, and without the last epoch.
     for changes in ({"client_epochs": 2}, {"proximal_strength": 2.0}):
-        other_losses = losses_by_hand(run, tuned(run, **changes))
+        other_losses = losses_by_hand(trained_run, tuned(trained_run, **changes))
         assert metric["after"]["mean"] != pytest.approx(other_losses[:, 1].mean(), rel=1e-3)
 
 
-def test_halves_are_disjoint_and_follow_from_the_seed_and_the_id(run):
-    task = run.task
-    settings = tuned(run, client_epochs=2)
+def test_halves_are_disjoint_and_follow_from_the_seed_and_the_id(trained_run):
+    task = trained_run.task
+    settings = tuned(trained_run, client_epochs=2)
 
     def rows(array):
         return sorted(map(tuple, array))
@@ -140,9 +142,9 @@ def test_halves_are_disjoint_and_follow_from_the_seed_and_the_id(run):
     )
 
 
-def test_metrics_that_are_undefined_are_left_out_and_counted(run):
-    result = run.evaluate_fine_tuned(1)
-    labels = [set(y) for _, (_, y) in divided(run, tuned(run))]
+def test_metrics_that_are_undefined_are_left_out_and_counted(trained_run):
+    result = trained_run.evaluate_fine_tuned(1)
+    labels = [set(y) for _, (_, y) in divided(trained_run, tuned(trained_run))]
     num_with_both_classes = labels.count({0, 1})
     assert 0 < num_with_both_classes <= len(labels) - 2
     auc = result["metrics"]["auc"]
@@ -155,27 +157,29 @@ def test_metrics_that_are_undefined_are_left_out_and_counted(run):
     assert (result["clients"], result["population"]) == (CLIENTS - 1, CLIENTS)
     assert result["left_out"]["too_few_examples"] == 1
     # A metric that is defined nowhere has no mean.
-    ids = run.task.client_ids[:2]
-    two_clients = dataclasses.replace(run, task=dataclasses.replace(run.task, client_ids=ids))
+    ids = trained_run.task.client_ids[:2]
+    two_clients = dataclasses.replace(
+        trained_run, task=dataclasses.replace(trained_run.task, client_ids=ids)
+    )
     result = two_clients.evaluate_fine_tuned(1)["metrics"]["auc"]
     assert result == {"clients": 0, "clients_undefined": 2, "clients_not_finite": 0}
 
 
-def test_clients_that_are_not_finite_are_left_out_and_counted(run):
-    ids = run.task.client_ids
+def test_clients_that_are_not_finite_are_left_out_and_counted(trained_run):
+    ids = trained_run.task.client_ids
 
     def examples(client_id):
         if client_id == ids[0]:
             raise NotFinite("NaN")
-        x, y = run.task.client_examples(client_id)
+        x, y = trained_run.task.client_examples(client_id)
         return x, np.full_like(y, 2) if client_id == ids[1] else y
 
     def loss(labels, outputs, weights):
         """Returns NaN if a label is 2."""
         return tf.where(tf.reduce_any(labels == 2), math.nan, 1.0) * tf.reduce_mean(outputs)
 
-    task = dataclasses.replace(run.task, client_examples=examples, loss=loss)
-    result = dataclasses.replace(run, task=task).evaluate_fine_tuned(1)
+    task = dataclasses.replace(trained_run.task, client_examples=examples, loss=loss)
+    result = dataclasses.replace(trained_run, task=task).evaluate_fine_tuned(1)
     assert result["left_out"] == {
         "too_few_examples": 1, "examples_not_finite": 1, "training_not_finite": 1
     }  # fmt: skip
@@ -183,18 +187,18 @@ def test_clients_that_are_not_finite_are_left_out_and_counted(run):
     assert math.isfinite(result["metrics"]["loss"]["after"]["mean"])
     with refusal("clients=1"):
         one_client_task = dataclasses.replace(task, client_ids=ids[:1])
-        dataclasses.replace(run, task=one_client_task).evaluate_fine_tuned(1)
+        dataclasses.replace(trained_run, task=one_client_task).evaluate_fine_tuned(1)
 
 
-def test_infinite_losses_are_distinguished_from_undefined_ones(run):
+def test_infinite_losses_are_distinguished_from_undefined_ones(trained_run):
     """One client has a label 2, for which the loss is undefined.
 
     Another client's personal model has an output of 0 for its label, and an infinite loss.
     """
-    ids = run.task.client_ids
+    ids = trained_run.task.client_ids
 
     def examples(client_id):
-        x, y = run.task.client_examples(client_id)
+        x, y = trained_run.task.client_examples(client_id)
         return x, np.full_like(y, 2) if client_id == ids[1] else y
 
     def loss(labels, outputs, weights):
@@ -207,18 +211,22 @@ def test_infinite_losses_are_distinguished_from_undefined_ones(run):
         for number, _ in enumerate(pairs):
             yield [
                 weight * 0 - (1e6 * (weight.ndim == 1)) if number % 2 else weight
-                for weight in run.weights
+                for weight in trained_run.weights
             ]
 
-    task = dataclasses.replace(run.task, client_examples=examples, loss=loss, metrics=lambda: [])
-    num_clients = len(divided(run, tuned(run)))
+    task = dataclasses.replace(
+        trained_run.task, client_examples=examples, loss=loss, metrics=lambda: []
+    )
+    num_clients = len(divided(trained_run, tuned(trained_run)))
     with (
         pytest.MonkeyPatch.context() as patch,
         warnings.catch_warnings(record=True) as caught_warnings,
     ):
         warnings.simplefilter("always")
         patch.setattr(fine_tuning._FineTuning, "_train", diverged_after)
-        metric = dataclasses.replace(run, task=task).evaluate_fine_tuned(1)["metrics"]["loss"]
+        metric = dataclasses.replace(trained_run, task=task).evaluate_fine_tuned(1)["metrics"][
+            "loss"
+        ]
     assert (
         metric["clients"] + metric["clients_undefined"] + metric["clients_not_finite"]
         == num_clients
@@ -231,9 +239,11 @@ def test_infinite_losses_are_distinguished_from_undefined_ones(run):
     assert "its mean went from 1 to inf" in messages
 
 
-def test_every_client_of_a_split_begins_with_the_metric_of_the_run(run):
-    result = run.evaluate_fine_tuned(1, split="validation")
-    losses_before, losses_after = losses_by_hand(run, tuned(run), run.task.split("validation")).T
+def test_every_client_of_a_split_begins_with_the_metric_of_the_run(trained_run):
+    result = trained_run.evaluate_fine_tuned(1, split="validation")
+    losses_before, losses_after = losses_by_hand(
+        trained_run, tuned(trained_run), trained_run.task.split("validation")
+    ).T
     same_loss = pytest.approx(losses_before[0])
     assert result["metrics"]["loss"]["before"] == {"mean": same_loss, "deciles": [same_loss] * 9}
     assert result["metrics"]["loss"]["after"]["mean"] == pytest.approx(
@@ -242,19 +252,19 @@ def test_every_client_of_a_split_begins_with_the_metric_of_the_run(run):
     assert result["measured_on"] == "validation"
 
 
-def test_a_sample_of_clients_is_fine_tuned(run):
-    result = run.evaluate_fine_tuned(1, clients=4)
+def test_a_sample_of_clients_is_fine_tuned(trained_run):
+    result = trained_run.evaluate_fine_tuned(1, clients=4)
     assert result["clients"] + sum(result["left_out"].values()) == 4
-    sampled_ids = sample_clients(run.task, 4, seed=0)
-    assert sampled_ids == sorted(set(sampled_ids)) == sample_clients(run.task, 4, seed=0)
+    sampled_ids = sample_clients(trained_run.task, 4, seed=0)
+    assert sampled_ids == sorted(set(sampled_ids)) == sample_clients(trained_run.task, 4, seed=0)
     # Of the 126 samples 20 seeds draw the same with probability 126^-19.
-    assert len({tuple(sample_clients(run.task, 4, seed)) for seed in range(20)}) > 1
-    assert sample_clients(run.task, 1000, seed=0) == list(run.task.client_ids)
+    assert len({tuple(sample_clients(trained_run.task, 4, seed)) for seed in range(20)}) > 1
+    assert sample_clients(trained_run.task, 1000, seed=0) == list(trained_run.task.client_ids)
 
 
-def test_a_rate_is_chosen_on_examples_outside_of_all_results(run):
-    task = run.task
-    settings = tuned(run, client_epochs=2)
+def test_a_rate_is_chosen_on_examples_outside_of_all_results(trained_run):
+    task = trained_run.task
+    settings = tuned(trained_run, client_epochs=2)
 
     def rows(*arrays):
         return sorted(map(tuple, np.concatenate(arrays)))
@@ -297,7 +307,9 @@ def test_invalid_learning_rates_are_refused(value):
         ({0.1: math.inf, 1.0: 9.0}, 1.0),
     ],
 )
-def test_the_rate_of_the_lowest_mean_loss_is_chosen(monkeypatch, run, losses, expected_rate):
+def test_the_rate_of_the_lowest_mean_loss_is_chosen(
+    monkeypatch, trained_run, losses, expected_rate
+):
     """The mean is over the 7 of 9 clients with enough examples and a finite first loss."""
     measurements = []
 
@@ -313,12 +325,12 @@ def test_the_rate_of_the_lowest_mean_loss_is_chosen(monkeypatch, run, losses, ex
         fine_tuning._FineTuning, "_train", lambda self, rate, pairs: [rate] * len(pairs)
     )
     bar = types.SimpleNamespace(update=lambda clients: None)
-    tuning = fine_tuning._FineTuning(run.task, tuned(run), run.weights, bar)
-    rate, searched = tuning.choose_rate(list(losses), run.task.client_ids)
+    tuning = fine_tuning._FineTuning(trained_run.task, tuned(trained_run), trained_run.weights, bar)
+    rate, searched = tuning.choose_rate(list(losses), trained_run.task.client_ids)
     assert rate == expected_rate
     sizes = [
-        count(split_for_search(run.task, tuned(run), client_id)[1])
-        for client_id in run.task.client_ids
+        count(split_for_search(trained_run.task, tuned(trained_run), client_id)[1])
+        for client_id in trained_run.task.client_ids
     ]
     mean_size = np.mean([size for size in sizes if size][1:])
     expected = {f"{rate:g}": loss * mean_size for rate, loss in losses.items()}
@@ -365,20 +377,22 @@ def test_losses_that_become_worse_are_reported(
         ({"epochs": 1, "proximal_strength": -1.0}, "proximal_strength=-1"),
     ],
 )
-def test_invalid_arguments_are_refused(run, arguments, match):
+def test_invalid_arguments_are_refused(trained_run, arguments, match):
     with refusal(match):
-        run.evaluate_fine_tuned(**arguments)
+        trained_run.evaluate_fine_tuned(**arguments)
 
 
-def test_a_compiled_epoch_is_used_if_it_exists(run):
+def test_a_compiled_epoch_is_used_if_it_exists(trained_run):
     calls = []
 
     def epoch(weights, x, y, rate, update):
         calls.append(len(y))
         return 0.0
 
-    task = dataclasses.replace(run.task, compiled_epoch=lambda: epoch)
-    loss = dataclasses.replace(run, task=task).evaluate_fine_tuned(1)["metrics"]["loss"]
-    batches = [-(-count(client.epochs[0]) // 4) for client, _ in divided(run, tuned(run))]
+    task = dataclasses.replace(trained_run.task, compiled_epoch=lambda: epoch)
+    loss = dataclasses.replace(trained_run, task=task).evaluate_fine_tuned(1)["metrics"]["loss"]
+    batches = [
+        -(-count(client.epochs[0]) // 4) for client, _ in divided(trained_run, tuned(trained_run))
+    ]
     assert len(calls) == sum(batches)  # each is an epoch, whose step is bounded
     assert loss["after"] == loss["before"]

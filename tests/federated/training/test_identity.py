@@ -56,12 +56,12 @@ def seeded_by(offset):
 
 
 @pytest.fixture(scope="module")
-def begun(tmp_path_factory):
+def begun_folder(tmp_path_factory):
     return begin(tmp_path_factory.mktemp("begun") / "run")
 
 
-def test_a_resume_of_the_same_task_is_accepted(begun, recwarn):
-    assert go_on(begun).noise_seed == 9
+def test_a_resume_of_the_same_task_is_accepted(begun_folder, recwarn):
+    assert go_on(begun_folder).noise_seed == 9
     assert not [warning for warning in recwarn if "data_version" in str(warning.message)]
 
 
@@ -82,9 +82,9 @@ def test_a_resume_of_the_same_task_is_accepted(begun, recwarn):
     ],
     ids=["loss", "batch size", "initial weights", "order of clients", "data"],
 )
-def test_another_task_is_refused(begun, changes, match):
+def test_another_task_is_refused(begun_folder, changes, match):
     with refusal(rf"cannot resume .* {match}.*start a new folder"):
-        go_on(begun, dataclasses.replace(VERSIONED, **changes))
+        go_on(begun_folder, dataclasses.replace(VERSIONED, **changes))
 
 
 def weighted(task_weights=(1.0, 2.0), last_class=1.0):
@@ -187,7 +187,7 @@ def test_the_location_of_the_data_may_change(tmp_path):
     assert go_on(folder, settings=other_settings).config == other_settings
 
 
-def test_a_task_without_a_version_of_its_data_warns(begun, tmp_path):
+def test_a_task_without_a_version_of_its_data_warns(begun_folder, tmp_path):
     folder = begin(tmp_path / "run", small_task())
     with pytest.warns(UserWarning, match="task 'small' has no data_version"):
         go_on(folder, small_task())
