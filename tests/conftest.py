@@ -20,12 +20,12 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("repeatable")
 
-# Every test fits for itself, and leaves nothing in the home folder of whoever runs it. Subprocesses
-# inherit this.
+# Every test computes its own fits, and leaves nothing in the home folder. Subprocesses inherit
+# this.
 os.environ["FEDMF_CACHE"] = ""
 
-# A shell starts what runs in the background (`make test &`, nohup) with Ctrl-C ignored, and
-# subprocesses inherit that.
+# A shell starts background jobs (`make test &`, nohup) with Ctrl-C ignored, and subprocesses
+# inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -34,10 +34,9 @@ def _installed(package: str) -> bool:
     return importlib.util.find_spec(package) is not None
 
 
-# `make test-core` runs where TensorFlow is not installed, and `make test-modern` where TensorFlow
-# Federated and Ray are not; Flower has an environment of its own. These import it when they are
-# collected. Other tests that need TFF ask
-# for the fixture `tff`, or have it as a parameter.
+# `make test-core` runs without TensorFlow, and `make test-modern` without TensorFlow Federated and
+# Ray; Flower has its own environment. The ignored files import these packages when they are
+# collected. Other tests that need TFF ask for the fixture `tff`, or have it as a parameter.
 TFF = _installed("tensorflow_federated")
 collect_ignore_glob = []
 collect_ignore = []
@@ -65,8 +64,8 @@ def tff() -> Any:
     return tff
 
 
-# A file stays in one process: the last to begin must be short. Those of more than 15 CPU seconds,
-# slow tests included, longest first.
+# A file stays in one process, so that the last file to begin must be short. These files take more
+# than 15 CPU seconds, slow tests included, and are sorted by time.
 LONG = (
     "experiments/test_studies.py",
     "federated/test_pages.py",
@@ -114,7 +113,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
         named_values = [
             parameter for parameter in parameters if isinstance(parameter, str)
-        ]  # arrays answer no `in`
+        ]  # Arrays do not support `in`.
         if not TFF and "tff" in [*item.fixturenames, *named_values]:
             item.add_marker(pytest.mark.skip(reason="TensorFlow Federated runs on Python 3.11"))
     order_by_path = {
@@ -167,7 +166,7 @@ def _traced_once(make: Callable[..., Any], *fields: str) -> Callable[..., Any]:
             result_by_key[key] = (
                 make(learner, *arguments),
                 learner,
-            )  # kept, so that its id is no other's
+            )  # The learner is referenced, so that no other object gets its id.
         return result_by_key[key][0]
 
     return of
@@ -182,7 +181,7 @@ def _traced() -> list[tuple[Any, str, Callable[..., Any]]]:
     from fedmf.federated.client_training import client_setup
     from fedmf.training.learner import ClientSettings
 
-    # Graphs do not depend on these; a learner has one spec.
+    # Graphs do not depend on these fields; a learner has one spec.
     unused_fields = {"task", "cohort_size", "spec"}
     client_fields = [field.name for field in dataclasses.fields(ClientSettings)]
     client_fields = [name for name in client_fields if name not in unused_fields]

@@ -14,9 +14,9 @@ import fedmf
 
 PACKAGE = f"{pathlib.Path(fedmf.__file__).parent}/"
 RAISE = dis.opmap["RAISE_VARARGS"]
-ITS_CLASS = "class"  # of the argument that fits, in place of an object of it
+ITS_CLASS = "class"  # The class of the fitting argument replaces an object of it.
 
-# By name, and made anew for each call.
+# Values by name; they are made anew for each call.
 ODD: dict[str, Callable[[], Any]] = {
     "None": lambda: None,
     "empty": lambda: "",
@@ -86,7 +86,7 @@ class Call:
         """
         try:
             self.run(**{argument: odd})
-        except OSError:  # of a path, where no such file is
+        except OSError:  # A path without a file may raise this error.
             return "accepted"
         except Exception as error:
             if not isinstance(error, TypeError | ValueError) or not is_raised_by_fedmf(error):

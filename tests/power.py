@@ -9,9 +9,9 @@ import itertools
 import numpy as np
 import scipy.stats
 
-# Chance, at most, that a statistical test fails although the code is right.
+# The largest chance that a statistical test fails although the code is right.
 FALSE_POSITIVE_RATE = 1e-6
-# Chance, at most, that it passes although the departure that it states is there.
+# The largest chance that it passes although the stated departure exists.
 MISS_RATE = 1e-6
 
 

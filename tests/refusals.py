@@ -37,5 +37,6 @@ def assert_refused(call, kind, words):
 def assert_one_sentence(caught):
     message = str(caught.value)
     assert "\n" not in message
-    own_words = re.sub(r"\(\w+Error: .*\)", "", message)  # without the words of another library
+    # The words of another library do not count.
+    own_words = re.sub(r"\(\w+Error: .*\)", "", message)
     assert not re.search(r"(?<!Prop)\. [A-Z]", own_words.replace("et al. ", ""))

@@ -9,8 +9,8 @@ import re
 
 ROOT = pathlib.Path(__file__).parents[1]
 
-# Floors from the ground up: a part imports itself and lower floors. What stands on one floor does
-# not know the other parts of it.
+# Layers from the lowest up: a part imports itself and lower layers. Parts of one layer do not
+# import each other.
 FLOORS = [
     {"memory"},
     {
@@ -41,8 +41,8 @@ FLOORS = [
     {"__main__"},
 ]
 FLOOR = {part: floor for floor, parts in enumerate(FLOORS) for part in parts}
-# `fedmf` itself is the public names of all that is above the line; those below it may use it as a
-# person would.
+# `fedmf` itself has the public names of all parts above the line; parts below the line may use it
+# as users do.
 ABOVE_THE_LINE = {part for part, floor in FLOOR.items() if floor < FLOOR["federated"]} | {
     "reports",
     "partition",
@@ -56,11 +56,11 @@ FRAMEWORKS = {
     "jax",
     "torch",
 }
-# Parts that simulate in any framework, and do not know the one that fedmf has.
+# Parts that simulate in any framework, and do not import the one of fedmf.federated.
 WITHOUT_A_FRAMEWORK = {"training", "runs", "sweeps"}
 SCHEMA_NAMES = {"single", "fixed_epoch", "min_sep", "every_round", "budget"}
 MAX_LINES = 520
-MAX_UNNAMED = 10  # functions with **options, behind which no reader sees what is allowed
+MAX_UNNAMED = 10  # Most functions with **options, whose allowed names a reader cannot see.
 NAMES_THAT_SAY_NOTHING = {"utils", "util", "helpers", "helper", "common", "misc", "tools"}
 
 
@@ -185,7 +185,7 @@ def test_modules_do_not_import_each_other_in_cycles():
             target if target in SOURCES else target.rpartition(".")[0]
             for target, _ in module_imports
         }
-        # A package's public face imports what is inside, and those inside do not look at the face.
+        # A package's __init__ imports its modules, and they do not import the package.
         graph[name] = targets & set(SOURCES) - {name, "fedmf"}
     assert circles(graph) == set()
 
@@ -261,7 +261,7 @@ def test_few_functions_have_unnamed_options():
     unnamed = [
         name
         for name, text in SOURCES.items()
-        # Known are the names of an unpacked TypedDict, and those of a ParamSpec elsewhere
+        # Names of an unpacked TypedDict and of a ParamSpec are known to readers.
         for _ in re.findall(r"\*\*\w+: (?!Unpack\[)\w++(?! \w|\.kwargs)", text)
         if not name.startswith("fedmf.experiments")
     ]

@@ -104,7 +104,7 @@ def test_code_fits_the_column_of_the_site(path):
     for line in path.read_text().splitlines():
         if line.startswith("```"):
             is_fenced = not is_fenced
-            is_shown = not line.startswith("```{glossary}")  # text, whose lines wrap
+            is_shown = not line.startswith("```{glossary}")  # Lines of a glossary wrap.
         is_shown = is_shown and not re.match(r":tags: \[remove-(cell|input)\]", line)
         code = (is_fenced and is_shown) or re.match(r"    [^ |*-]", line)
         indentation = "" if is_fenced else "    "

@@ -56,7 +56,7 @@ def noise_in_a_map():
     host_noise._zeros((2, 100), is_mapped=True, folder="~/map")
 
 
-# Function and argument -> a call with a path in the home folder, and what it leaves there.
+# Function and argument -> a call with a path in the home folder, and the path that it writes there.
 CALLS = {
     "Server.__init__ folder": (lambda: make_server("~/new", noise_seed="os").close(), "new"),
     "Server.open folder": (lambda: fedmf.Server.open("~/server").close(), ""),
@@ -168,7 +168,7 @@ def test_commands_take_a_tilde_in_every_path(home):
                 assert not isinstance(kind, click.types.StringParamType), (command, parameter)
 
 
-# Where a Path is made of a text that nobody outside gives, or that was expanded.
+# Modules that make a Path from an internal text, or from an expanded one.
 INSIDE = {
     "fedmf.files": 2,
     "fedmf.memory": 3,

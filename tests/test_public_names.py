@@ -8,7 +8,7 @@ import pytest
 import fedmf
 from fedmf.mechanisms import IdentityMechanism
 
-# The names of the public API, which stay: those of `import fedmf` and of what its calls give.
+# Names of the public API that must not change: those of `import fedmf`, and those of its results.
 FIXED = {
     "fedmf": (
         "prefix_sum momentum_sgd Workload Participation fit stamp load_mechanism sensitivity loss "
@@ -28,7 +28,7 @@ FIXED = {
 }
 # The fields of a mechanism differ from family to family.
 HOLDERS = {"fedmf": fedmf, "Mechanism": IdentityMechanism}
-# Of `from fedmf import federated`, which needs TensorFlow.
+# Names of `from fedmf import federated`, which needs TensorFlow.
 FIXED_FEDERATED = "MatrixFactorizationQuery dp_aggregator Task train"
 NAMES = {name: getattr(fedmf, name) for name in fedmf.__all__}
 
@@ -52,7 +52,7 @@ def test_docstrings_have_sections_for_arguments_results_and_errors():
     assert [name for name, thing in NAMES.items() if lacking(thing)] == []
 
 
-# What a Raises section says that does not say when.
+# Words of a Raises section that name no condition.
 VAGUE = re.compile(
     r"Error: naming the \w+|(?:argument|attribute|field) is (?:wrong|invalid)|message names"
 )

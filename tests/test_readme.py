@@ -18,7 +18,7 @@ from fedmf.experiments.papers import ITEMS, results
 ROOT = pathlib.Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 INDEX = (ROOT / "docs" / "index.md").read_text()
-# The run, and the doors of TFF, Flower, a server and PyTorch. tests/flower runs that of Flower.
+# The snippets: a run, TFF, Flower, a server and PyTorch. tests/flower runs that of Flower.
 RUN, TFF, FLOWER, SERVER, TORCH = re.findall(r"```python\n(.*?)```", README, re.S)
 [PLAN] = re.findall(r"^(plan = .*)$", RUN, re.M)
 

@@ -82,7 +82,7 @@ NAMED = [
     *named(ValueError, toeplitz, coefficients=["cubic"], nu=[0.1]),
     *named(ValueError, of_nu, nu=[None, 1.0]),
 ]
-# What is called, and what its message names.
+# Calls, and the words of their messages.
 TYPES = [
     (lambda: Workload(3, np.eye(2)), "name=3"),
     (lambda: matrix([[1.0], [1.0, 2.0]]), "matrix"),
@@ -162,7 +162,7 @@ TOO_LARGE = [
     ),
     (lambda: fit(prefix_sum(LONG), Participation(rounds=LONG, schema="single")), "bands=1000000"),
 ]
-# Arguments that fit alone and not together: the sentence has both.
+# Arguments that are valid alone but not together: the sentence has both.
 PLAN = fedmf.calibrate(ONE, SEPARATED, epsilon=8.0, delta=1e-6)
 CONFIG = fedmf.PlanConfig(rounds=4, min_sep=2, epsilon=8.0)
 LONGER = Participation(rounds=5, schema="single")

@@ -40,7 +40,7 @@ def of_period(period):
         round_number = state["round"] = state.get("round", -1) + 1
         return state.setdefault(round_number % period, rng.normal(size=size))
 
-    # `state` holds the round beside the noise of each.
+    # `state` holds the round and the noise of each round.
     return draw
 
 

@@ -19,7 +19,7 @@ def mistakes_over_rounds(factor) -> dict[str, np.ndarray]:
     half_rounds = len(factor) // 2
     E = solve(factor, np.eye(n))
     row_norms = np.linalg.norm(E, axis=1)
-    # The rows have one norm, where the columns should have it.
+    # The rows have equal norms, although the columns should have them.
     row_normalised = E * (np.sqrt(np.mean(row_norms**2)) / row_norms)[:, None]
     rounds = np.arange(n)
     restarted_noise = np.eye(n)[np.where(rounds < half_rounds, rounds, rounds - half_rounds)]

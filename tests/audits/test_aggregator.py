@@ -48,7 +48,7 @@ def test_audit_fails_each_known_mistake(name, monkeypatch):
         assert mistake.multiplier <= result.noise_multiplier_most <= 1.25 * mistake.multiplier
 
 
-# Noise of a round, at least, in parts of the claim: a bound below it would be wrong.
+# The least noise of a round, in parts of the claim: a bound below it would be wrong.
 LEAST_NOISE = {"a fifth more noise": 1.2, "more noise in the first rounds": 1 + 2 / 12}
 
 
@@ -178,7 +178,7 @@ def test_audit_passes_a_server(family, min_sep, noise, tests, monkeypatch):
     result = audit_aggregator(planned(family, min_sep, MULTIPLIER), served_claim(**claim_values))
     assert result.failed == ()
     assert result.noise_multiplier_most >= MULTIPLIER
-    # With less noise than is said the correlated kind fails as well.
+    # With less noise than claimed, correlated noise fails as well.
     sample_less_noise(monkeypatch)
     quiet_server = planned(family, min_sep, 0.8 * MULTIPLIER)
     claim_values["leave_out"] = alone()

@@ -106,7 +106,7 @@ def test_bounds_equal_those_of_jax_privacy(shift, epsilon, gaussian):
     step_level = SIGNIFICANCE / len(hull_steps)
 
     def is_refuted(loss):
-        # delta only adds to the p-value
+        # delta only adds to the p-value.
         refuted_steps = [
             (r, v) for r, v in hull_steps if r and p_value(2 * n, r, v, loss, 0.0) <= step_level
         ]
@@ -127,7 +127,7 @@ def test_uninformative_scores_give_a_bound_of_zero(bound):
     scores = np.arange(200.0)
     is_included = np.arange(200) % 2 == 0
     assert bound(scores, is_included, 1e-6, SIGNIFICANCE) == 0
-    # Wrong way round
+    # The canaries are the wrong way round.
     assert bound(scores, is_included.sum() > np.arange(200), 1e-6, SIGNIFICANCE) == 0
     assert bound(scores, is_included.sum() <= np.arange(200), 1e-6, SIGNIFICANCE) > 2
     assert bound(np.ones(1), np.ones(1, bool), 1e-6, SIGNIFICANCE) == 0
@@ -214,7 +214,7 @@ class Departure:
         """
 
         def missed(count):
-            signal_std = np.sqrt(4 / count)  # half of them in
+            signal_std = np.sqrt(4 / count)  # Half of the canaries are included.
             bound_level = SIGNIFICANCE / 6
             needed_statistic = scipy.stats.nct.isf(
                 bound_level, count - 2, 1 / plan.noise_multiplier / signal_std

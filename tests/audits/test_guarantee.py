@@ -85,7 +85,7 @@ class TestWithoutSampling:
             assert audit.observed.max_participations == times
             client_columns = mechanism.encoder()[:, : times * achieved : achieved]
             worst_norm = np.linalg.norm(client_columns.sum(axis=1))
-            assert worst_norm > times**0.5  # the overlap costs something
+            assert worst_norm > times**0.5  # The overlap increases epsilon.
             assert audit.achieved.sensitivity.value == pytest.approx(worst_norm, rel=1e-12)
             noise_multiplier = plan.noise_multiplier * 5**0.5 / worst_norm
             assert audit.epsilon == pytest.approx(
@@ -150,8 +150,8 @@ class TestWithSampling:
         audit = audit_ledger(ledger_of(poisson_cohorts(plan, 1)), plan)
         assert audit.contradictions == ()
         assert audit.amplified_epsilon == plan.epsilon < 0.6 * unamplified_epsilon(plan)
-        # Nobody was drawn as often as could be, so that less than the unamplified epsilon is
-        # achieved without trusting the draw.
+        # No client was drawn as often as possible, so that less than the unamplified epsilon is
+        # achieved, even if the draw is not trusted.
         assert plan.epsilon < audit.epsilon <= unamplified_epsilon(plan)
 
     def test_honest_sampling_is_not_contradicted(self):
@@ -204,7 +204,7 @@ class TestWithSampling:
             "a round has 11 clients where 10"
             in audit_contradictions(fixed_cohorts(1, size=11), plan)[0]
         )
-        # Those drawn may drop out.
+        # Drawn clients may drop out.
         assert audit_contradictions(fixed_cohorts(1, size=9), plan) == ()
 
 

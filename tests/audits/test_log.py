@@ -210,7 +210,7 @@ def test_memory_is_bounded(tmp_path):
 
 FIRST = b'{"client": 1, "round": 0}\n'
 CSV = b"client,round\nann,0\nbob,1\n"
-# Content of a log -> what is said of it; Parquet as the VALUES of client and round.
+# Content of a log -> words of the refusal; a Parquet file has the VALUES of client and round.
 REFUSED = {
     b"": "is empty",
     b"client,round\n": "holds no participation",
@@ -238,8 +238,7 @@ REFUSED = {
     + b"bob,1\n" * 9: "line 30002 of log .* not in UTF-8",
     FIRST + b'{"client": 1, "round": 8}\n': "row 2 of log .* client '1' and round '8'",
     FIRST + b'{"client": 1, "rou\n': "line 2 of log .* not a JSON object",
-    # One number written in three ways would be three clients; keys that are there twice are read in
-    # two ways.
+    # One number in three spellings would be three clients; a repeated key is read in two ways.
     FIRST + b'{"client": 1e0, "round": 1}\n': "row 2 .* client 1.0, which is neither a text nor",
     FIRST + b'{"client": true, "round": 1}\n': "row 2 .* client true, which is neither a text nor",
     FIRST + b'{"client": 2, "round": 1.0}\n': "row 2 of log .* round 1.0, which is neither",

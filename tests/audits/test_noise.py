@@ -84,8 +84,8 @@ def test_p_values_of_honest_runs_are_valid():
     for name, values in p_values.items():
         for level, max_count in max_counts.items():
             assert (np.array(values) < level).sum() <= max_count, name
-        # And they do fall below: a test whose p-values never did could not fail. So few entries
-        # are seldom in the tails, of which tests/audits/test_tails.py has more.
+        # The p-values do fall below the level: a test whose p-values never did could not fail. So
+        # few entries are seldom in the tails; tests/audits/test_tails.py tests the tails.
         assert name.startswith("tails") or min(values) < 0.05, name
     assert (np.array(p_values["run 1: variance of all entries"]) / 3 < 0.05).sum() > max_counts[
         0.05
@@ -141,8 +141,8 @@ ENTRIES = ROUNDS * sum(LEAVES)
 UNIFORM_DISTANCE = max(
     abs(scipy.stats.norm.cdf(x) - (x / np.sqrt(12) + 0.5)) for x in np.linspace(0, 1.7, 100)
 )
-# Mistake -> the noise, and the chance to miss it at a finding's threshold; 0 where a correlation is
-# 1 or a variance 0.
+# Mistake -> the noise, and the chance to miss it at a finding's threshold. The chance is 0 if a
+# correlation is 1 or a variance 0.
 DEPARTURES = {
     "the same in all rounds": (lambda W: np.repeat(W[:1], len(W), axis=0), lambda rate: 0.0),
     "a coordinate without noise": (lambda W: W * (COLUMNS != 5), lambda rate: 0.0),

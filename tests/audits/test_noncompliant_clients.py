@@ -27,7 +27,7 @@ from tests.privacy.plans import ledger_of, plan, two_bands
 from tests.refusals import refusal
 
 N = 9
-# Every client may come in any round.
+# Every client may take part in any round.
 records = st.lists(st.sets(st.integers(0, N - 1), min_size=1), min_size=1, max_size=5)
 participations = st.one_of(
     st.builds(separated, st.just(N), st.integers(1, N)),
@@ -122,7 +122,7 @@ def test_gram_diagonals_of_many_rounds_begin_with_those_of_fewer_rounds():
     short_diagonals, long_diagonals = (
         gram_diagonals(BandedMechanism(diagonals=rows[:n])) for n in (1000, 5000)
     )
-    # Of the shorter run the last columns lack entries.
+    # The last columns of the shorter run lack entries.
     assert_allclose(long_diagonals[:, :990], short_diagonals[:, :990], rtol=1e-12, atol=1e-14)
 
 
@@ -166,8 +166,8 @@ class TestToeplitzEncodersOfManyRounds:
         assert not bounded_rounds.exact
         bounds = bounded_rounds.squared(clients)
         assert (bounds >= exact_squares * (1 - 1e-12)).all()
-        # The first client has the very rounds that are worst of its counts; the second has not the
-        # number of the first.
+        # The first client has the worst rounds for its number of participations; the second client
+        # has another number.
         assert_allclose(bounds[0], exact_squares[0], rtol=1e-12)
         assert bounds[1] < 1.1 * exact_squares[1]
         assert (
@@ -237,7 +237,7 @@ def test_no_amplification_once_a_client_left_its_partition():
     sampled_plan = plan(None, two_bands(16), sampling=sampling_scheme, noise_multiplier=4.0)
     cohorts = [[t % 4] for t in range(16)]
     assert audit_ledger(ledger_of(cohorts, None), sampled_plan).amplified_epsilon is not None
-    cohorts[3] = [3, 0]  # of part 0
+    cohorts[3] = [3, 0]  # of partition 0
     audit = audit_ledger(ledger_of(cohorts, None), sampled_plan)
     assert audit.amplified_epsilon is None
     assert [(client.client, client.rounds) for client in audit.noncompliant_clients.first] == [

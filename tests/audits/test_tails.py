@@ -45,7 +45,7 @@ def test_p_values_of_honest_noise_are_valid():
     assert p_values.shape[1] == tails.NUM_TESTS
     max_count = scipy.stats.binom.isf(error_rate, num_audits, 0.05)
     assert ((p_values < 0.05).sum(axis=0) <= max_count).all()
-    # And they do fall below: a test whose p-values never did could not fail.
+    # The p-values do fall below the level: a test whose p-values never did could not fail.
     assert (p_values.min(axis=0) < 0.05).all()
 
 
@@ -54,12 +54,12 @@ def test_moment_bound_is_above_the_exact_p_value():
     for size in (2.5, 3.0, 3.5, 3.99):
         mean = size**4 - 6 * size**2
         assert 2 * scipy.stats.norm.sf(size) <= tails.moment_p_value(mean, 1) <= 1
-    # f falls from 0 to -9 at sqrt(3), and rises.
+    # The function f falls from 0 to -9 at sqrt(3), and then rises.
     low_mean = -8.99
     roots = np.sqrt(3 + np.array([-1.0, 1.0]) * math.sqrt(9 + low_mean))
     exact_p_value = 2 * float(np.diff(scipy.stats.norm.cdf(roots))[0])
     assert exact_p_value < tails.moment_p_value(low_mean, 1) < 1
-    # Beyond all values that a mean can have, it is small and still a number.
+    # Beyond all values of a mean the bound is small, and still a number.
     assert 0 <= tails.moment_p_value(-10.0, 1000) < 1e-100
     assert 0 <= tails.moment_p_value(161.0, 1000) < 1e-100
 

@@ -36,7 +36,7 @@ def test_fedmfs_side_is_measured_where_no_other_is_installed(tmp_path):
     libraries = ["opake-accounting", "PLD_accounting"]
     assert [row[1] for row in rows] == libraries * 2
     for row in rows[:2]:  # the table of results
-        assert row[2].startswith("epsilon 4.2")  # as `random_allocation_epsilon` says of one of 2
+        assert row[2].startswith("epsilon 4.2")  # as `random_allocation_epsilon` of one of 2 rounds
         assert row[3] == ".venv-compare is not there: make .venv-compare/.installed |"
     for row in rows[2:]:  # the table of costs
         assert row[2].endswith(" s")

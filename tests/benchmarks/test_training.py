@@ -32,7 +32,7 @@ def test_cluster_and_stock_tff_rounds_have_equal_losses(bench):
     for rows in rounds.values():
         assert len(rows) == 3
         assert min(min(row["seconds"], row["peak"]) for row in rows) > 0
-    # The same cohorts, models and noise: what is timed side by side is the same training.
+    # Equal cohorts, models and noise show that both kinds time the same training.
     losses = [[row["loss"] for row in rounds[kind]] for kind in kinds]
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
 

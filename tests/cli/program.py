@@ -17,7 +17,7 @@ SMALL_MODEL = (
     "-o max-sentences=8 -o validation-sentences=50 -o test-sentences=50"
 )
 SMALL = f"--rounds 4 --cohort-size 4 --min-sep 2 {SMALL_MODEL} --evaluate-every 2 --quiet"
-# A run on a table of numbers, for what is the same for every task.
+# A run on a table of numbers, for tests that hold for every task.
 TABLE = "--task regression --rounds 4 --cohort-size 4 --min-sep 2 --evaluate-every 2 --quiet"
 SECRET = "98765432109876543210"
 SEED = f"--noise-seed {SECRET}"

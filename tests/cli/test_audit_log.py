@@ -40,7 +40,7 @@ def test_the_printed_command_makes_the_same_statement_again(
     values = json.loads(statement_path.read_text())
     assert (values["system"], values["pretraining"]) == ("log", "it's public")
     assert values["observed"]["rounds"] == 12
-    # The very command, in the folder of its files.
+    # The printed command runs in the folder of its files.
     monkeypatch.chdir(tmp_path)
     (tmp_path / identity_file.name).write_bytes(identity_file.read_bytes())
     statement_path.unlink()

@@ -28,7 +28,7 @@ from tests.cli.program import fedmf as program
 from tests.cli.test_errors import python_names
 
 VALUES = ("0", "-1", "nan", "1e309", "abc", "", "0.5", "12345678901234567890")
-# In place of the numbers of the examples, so that what is accepted takes no time.
+# Small values replace the numbers of the examples, so that accepted commands take no time.
 SMALL = {
     "--rounds": "16",
     "--min-sep": "4",
@@ -48,7 +48,7 @@ ZERO_IS_A_NUMBER = {
     *("workload_momentum", "client_momentum", "server_momentum", "proximal_strength"),
     *("private_metrics", "test_users", "heldout_users"),
 }
-# What is checked behind the work that is left out here.
+# Options that are checked behind the work, which these tests leave out.
 CHECKED_LATER = {"confidence", "false_positive_rate", "sentences_per_client", "tolerance"}
 
 
@@ -139,7 +139,7 @@ def helps(group=cli):
 def examples():
     """Yields the words of each example, without `fedmf`."""
     for text in map(inspect.cleandoc, helps()):
-        in_lines = re.sub(r"\s*\\\n\s*", " ", text)  # an example may go on in the next line
+        in_lines = re.sub(r"\s*\\\n\s*", " ", text)  # An example may continue in the next line.
         block = in_lines.partition("\b\nExample:\n")[2]
         for line in re.findall(r"^  fedmf (.*)$", block, re.M):
             words = shlex.split(line.partition(">")[0].partition("   ")[0], comments=True)

@@ -27,7 +27,7 @@ def test_every_command_has_an_example_and_json(command):
     flags = [
         flag for parameter in command.get_params(click.Context(command)) for flag in parameter.opts
     ]
-    # A script for a shell is no result.
+    # A script for a shell is not printed as JSON.
     assert ("--json" in flags) == (command.name != "completion")
 
 
@@ -101,7 +101,7 @@ def test_a_run_folder_may_have_any_name(name, trained_run, tmp_path, monkeypatch
     assert fedmf(f"audit {in_quotes}").stdout == fedmf("audit --", pathlib.Path(name)).stdout
     fedmf(f"report {in_quotes} --csv", pathlib.Path("-x.csv"))
     assert (tmp_path / "-x.csv").exists()
-    if name == "-x":  # no option has that name
+    if name == "-x":  # No option has that name.
         fedmf("audit", pathlib.Path(name))
 
 
@@ -180,7 +180,7 @@ def test_ctrl_c_ends_a_run_and_says_how_to_resume_it(tmp_path):
     while not metrics.exists() or metrics.read_text().count("\n") < 3:
         assert process.poll() is None
         time.sleep(0.2)
-    process.send_signal(signal.SIGTERM)  # which is taken for one, with a status of its own
+    process.send_signal(signal.SIGTERM)  # SIGTERM counts as Ctrl-C, with another exit status.
     _, error_text = process.communicate(timeout=60)
     assert process.returncode == 143
     assert "--resume" in error_text

@@ -22,9 +22,9 @@ RUN = "train --out r --rounds 4 --min-sep 2 --noise-seed 1 --epsilon 8"
 FIT = "fit --rounds 8 --min-sep 2"
 CALIBRATE = f"calibrate {PLAN} --epsilon 8"
 
-# A call, and the words its error must have: the option and its value. MECHANISM is a file for 12
-# rounds. What the library refuses is tested there; here stands what the command line refuses
-# itself, and one call at least of each command.
+# Each call has the words of its error: the option and its value. MECHANISM is a file for 12 rounds.
+# The library's tests have its own refusals; this list has those of the command line, and at least
+# one call of each command.
 COMPARE = "plan compare --rounds 12 --population 40 --cohort-size 10 --epsilon 1"
 WRONG_CALLS = {
     "tarin": "Did you mean 'train'?",
@@ -95,7 +95,7 @@ WRONG_CALLS = {
     f"audit log absent.csv {PLAN} --epsilon 8 --statement x.txt": "x.txt",
     "audit aggregator nowhere:function --noise-multiplier 1": "nowhere:function",
     f"audit mechanism {PLAN}": "--epsilon (not given)",
-    # Without a bar, which has not begun
+    # The progress bar has not begun, and is not drawn.
     f"audit mechanism {PLAN} --epsilon 8 --coordinates 3": "--coordinates 3",
 }
 

@@ -75,7 +75,7 @@ def test_evaluate_on_other_data_uses_the_vocabulary_of_the_run(trained_run, corp
     assert other_values["data"] == "not the run's"
     assert 0 <= other_values["validation accuracy"] <= 1
     assert other_values["fine_tuned"]["population"] == 12
-    for name in ("clients", "fine_tuned"):  # which are of the run's data
+    for name in ("clients", "fine_tuned"):  # These files describe the run's own data.
         assert not (folder / f"{name}.json").exists()
     from fedmf import tasks
 
@@ -150,7 +150,7 @@ def test_predict_shows_the_most_likely_words_without_data(trained_run, run_folde
     chances = list(printed_values["words"].values())
     assert chances == sorted(chances, reverse=True)
     assert 0 < sum(chances) < 1
-    # As the run's own model has it.
+    # The run's own model gives the expected probabilities.
     from fedmf import federated, tasks
 
     task = tasks.task_of_run(Run.load(run_folder))
@@ -160,7 +160,7 @@ def test_predict_shows_the_most_likely_words_without_data(trained_run, run_folde
     )
     scores = np.exp(logits[0, 1]) / np.exp(logits[0, 1]).sum()
     assert printed_values["words"][words[4]] == pytest.approx(float(scores[5]), rel=1e-4)
-    # Only the last words count, and one that is not known counts as unknown.
+    # Only the last words count, and an unknown one counts as the unknown word.
     longer_values = printed_by(f"predict {run_folder} '{'no-such-word ' * 9}' --count 3")
     assert longer_values["unknown"] == ["no-such-word"] * 9
     assert len(longer_values["words"]) == 3

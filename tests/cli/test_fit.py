@@ -54,7 +54,7 @@ def test_every_family_is_fitted_with_its_options(run_fit, arguments):
         == bool(printed_values.get("no_certificate"))
         != bool(printed_values.get("certified_for"))
     )
-    if "dense" in arguments:  # which names a participation of its own
+    if "dense" in arguments:  # The family dense names its own participation.
         assert printed_values["certified_for"] == "fixed_epoch, min_sep 6, 4 participations"
 
 

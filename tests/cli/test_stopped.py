@@ -15,7 +15,7 @@ from fedmf.training.run_setup import RunSetup
 from tests.cli.program import SECRET, SEED, TABLE, fedmf, refused
 
 pytestmark = pytest.mark.tensorflow
-SLOW = "--server-learning-rate 0.001"  # for which the noise is no reason to warn
+SLOW = "--server-learning-rate 0.001"  # With this rate the noise causes no warning.
 FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
@@ -88,7 +88,7 @@ def test_a_run_that_ends_before_the_first_round_says_how_to_continue(
     ends_by(loop, "Training", KeyboardInterrupt())
     error_text = fedmf(train_command, status=130).stderr
     assert f"no round of the run is saved in {tmp_path}/run: resume it with --resume" in error_text
-    # Of another run nothing is said.
+    # A message about another run's folder would mislead.
     ends_by(learner, "check_model", KeyboardInterrupt())
     assert fedmf(train_command, status=130).stderr.strip() == "fedmf: interrupted"
 

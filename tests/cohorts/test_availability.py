@@ -67,8 +67,8 @@ class TestIndependent:
 
 class TestDiurnal:
     def test_probabilities_follow_the_windows(self):
-        # One zone and no phase: at 3 in the morning all three windows are open, at noon none is, at
-        # 20 hours one.
+        # With one zone and no phase all three windows are open at 3 in the morning, none at noon,
+        # and one at 20 hours.
         model = MODELS["one zone"]
         for hour, expected in (
             (3, 0.7 * 0.8 * 0.85),

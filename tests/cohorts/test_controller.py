@@ -69,7 +69,7 @@ class TestCohorts:
         assert all(cohorts[t] == cohorts[t - 5] for t in range(5, 17))
         clients = np.concatenate(cohorts[:5])
         assert len(set(clients.tolist())) == 20
-        # Not simply in the order of the indices.
+        # The order is not that of the indices.
         assert cohorts[0] != [0, 1, 2, 3]
 
     def test_a_client_that_misses_an_epoch_returns_in_its_position(self):

@@ -51,7 +51,8 @@ class TestDropout:
         )
 
     def test_the_timer_of_a_dropped_client_starts(self):
-        # Planned and not only achieved rounds are min_sep apart, and count towards the limit.
+        # Planned rounds, and not only achieved ones, are min_sep apart, and count towards the
+        # limit.
         ledger = run_all_rounds(controller_of(behavior=DeviceBehavior(dropout=0.5, seed=5))).ledger
         planned_ledger = ledger.planned()
         achieved_stats = ledger.observed()

@@ -22,8 +22,8 @@ class TestSize:
         [
             (2000, 20, (2000, 20)),
             (10**7, 6500, (200_000, 130)),
-            (10**8, 6500, (1_538_461, 100)),  # no fewer than 100 a round
-            (10**6, 50, (10**6, 50)),  # a cohort that is small already is not made smaller
+            (10**8, 6500, (1_538_461, 100)),  # No cohort has fewer than 100 clients.
+            (10**6, 50, (10**6, 50)),  # A small cohort is not made smaller.
         ],
     )
     def test_the_simulation_has_the_same_share_of_clients_in_a_cohort(
@@ -41,7 +41,7 @@ class TestForecast:
         # are available.
         rare = Independent(probability=0.2, seed=1)
         run = forecast(separated(60, 8), Size(population=100, cohort_size=10), availability=rare)
-        # Here the pool is known in every round, which is dry if the pool is less than a cohort.
+        # The pool of every round is known, and a round is dry if the pool is less than a cohort.
         assert run["pool_rounds"] == list(range(60))
         assert run["dry"] == [t for t, pool in enumerate(run["pool"]) if pool < 1]
         assert run["cohorts"] == [min(1, pool) for pool in run["pool"]]

@@ -39,7 +39,7 @@ def run_example(tmp_path, monkeypatch, capfd):
     """Runs a program in this process, which has imported TensorFlow: its exit status, and what it
     printed.
     """
-    monkeypatch.setenv("FEDMF_CACHE", str(tmp_path / "cache"))  # which users have: fits are kept
+    monkeypatch.setenv("FEDMF_CACHE", str(tmp_path / "cache"))  # Users have a cache of fits.
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(EXAMPLES), *filter(None, sys.path)])
 
@@ -85,7 +85,7 @@ def test_every_program_is_listed_and_short():
 @pytest.mark.tensorflow
 @pytest.mark.slow
 @pytest.mark.usefixtures("clients_in_turn")
-# Four have tests of their own
+# Four programs have their own tests.
 @pytest.mark.parametrize(
     "name",
     sorted({*SHOWN} - {"cluster_sweep", "flower_accuracy", "check_statement", "numpy_logistic"}),

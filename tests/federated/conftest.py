@@ -5,7 +5,7 @@ import pathlib
 import pytest
 
 HERE = pathlib.Path(__file__).parent
-PACKAGE = HERE.parents[1] / "fedmf" / "federated"  # its doctests
+PACKAGE = HERE.parents[1] / "fedmf" / "federated"  # These items are doctests of the package.
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -23,7 +23,8 @@ def run_page(tmp_path, monkeypatch):
     """Runs a page in an empty folder; what its code leaves, by name."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
-    asyncio.set_event_loop(asyncio.new_event_loop())  # which asyncio.run takes away, and TFF needs
+    # asyncio.run removes the event loop, which TFF needs.
+    asyncio.set_event_loop(asyncio.new_event_loop())
 
     def run(page, languages="python"):
         names = {"__name__": page}
@@ -47,13 +48,13 @@ def run_page(tmp_path, monkeypatch):
 
 def test_the_page_own_data_runs(run_page, capfd):
     run_page("own_data", "python|sh")
-    # Of ten classes. The noise is drawn anew each time, and the accuracy is about 0.7.
+    # The task has ten classes. The noise is drawn anew each time, and the accuracy is about 0.7.
     assert fedmf.Run.load("runs/digits").result["test"]["accuracy"] > 0.4
     assert pathlib.Path("report/report.html").exists()
     assert "Channels of the convolution." in capfd.readouterr().out
 
 
-# Of three and ten classes; the accuracies are about 0.95 and 0.9.
+# The tasks have three and ten classes; the accuracies are about 0.95 and 0.9.
 @pytest.mark.parametrize(
     ("page", "name", "min_accuracy"),
     [("text", "topics", 0.7), ("examples_as_clients", "single", 0.5)],
@@ -81,8 +82,8 @@ def test_the_page_adaptive_runs(run_page, capfd):
     plan = names["run"].plan
     assert norms[0] == pytest.approx(names["config"].clip_norm)
     assert all(len(set(norms[start : start + 5])) == 1 for start in range(0, 20, 5))
-    # A norm can come back, as the noise is counted in whole steps; that it never moves is as good
-    # as impossible.
+    # A norm can return, since the noise is counted in whole steps. It is practically impossible
+    # that the norm never moves.
     assert len(set(norms)) > 1
     assert plan["epsilon"] == pytest.approx(8.0, rel=1e-3)
     assert plan["quantile_clipping"]["update_noise_multiplier"] > plan["noise_multiplier"]
@@ -99,9 +100,9 @@ class Logged:
     def add(self, numbers, step):
         assert self.open
         assert type(step) is int
-        assert step == len(self.points)  # Weights and Biases drops a step that was there
+        assert step == len(self.points)  # Weights and Biases drops a repeated step.
         for name, value in numbers.items():
-            assert re.fullmatch(r"[\w./ -]+", name)  # what MLflow takes
+            assert re.fullmatch(r"[\w./ -]+", name)  # MLflow takes these values.
             assert type(value) in (int, float)
         self.points[step] = dict(numbers)
 
@@ -166,7 +167,7 @@ def check_logged(loggers, names):
         "not_" in name for points in loggers["wandb"][0].points.values() for name in points
     )
 
-    # A crash behind the third round: both see each round once.
+    # A crash after the third round: both loggers see each round once.
     class Crash(federated.Callback):
         def on_round(self, training, row):
             if training.done == 3:

@@ -171,7 +171,7 @@ def test_attributes_that_do_not_fit_are_refused_in_one_sentence(tmp_path, change
 
 def test_a_client_of_nan_is_zeroed_and_does_not_stop_the_run(tmp_path):
     def trained(name, change):
-        # The first is looked at before the run.
+        # The first client is checked before the run.
         task = examples_of(task_of(PIXELS.astype(np.float32)), change, "0", "7")
         return train(tmp_path / name, task=task)
 
@@ -284,5 +284,5 @@ def test_texts_of_any_length_reach_the_model_unchanged(tmp_path):
     silent = config(rounds=2, family="none", noise_multiplier=None)
     [table] = train(tmp_path / "run", silent, task).weights
     start = task.build_model(3).get_weights()[0]
-    # No text was cut: the first row is that of unknown ones
+    # No text was cut: the first row belongs to unknown words.
     assert (table != start).any(axis=1).tolist() == [False, True, True, True]

@@ -154,7 +154,7 @@ def test_killed_run_resumes_with_the_same_releases(point, tmp_path, watched_rele
     num_committed = 4 - len(grid.asked)
     assert num_committed in (2, 3)
     released_means = watched_releases.means()
-    # What the killed process released is what `open` has.
+    # The last release of the killed process is that of `open`.
     np.testing.assert_array_equal(released_means[0], whole_means[num_committed - 1])
     models = list(models_of([*whole_means[:num_committed], *released_means[1:]]))
     np.testing.assert_allclose(flat(result.arrays), models[-1], atol=1e-5)
@@ -245,7 +245,7 @@ def test_release_is_durable_before_a_message_is_sent(tmp_path, monkeypatch):
     wrapped(tmp_path / "server").start(Grid(NODES), initial(), 3)
     rounds = [list(group) for is_send, group in itertools.groupby(events, "send".__eq__)]
     commits = [group for group in rounds if group[0] != "send"]
-    assert len(commits) == 4  # the first is of the folder that is made
+    assert len(commits) == 4  # The first name is that of the new folder.
     for commit in commits:
         at = commit.index("link")
         assert "file" in commit[:at]
@@ -345,7 +345,7 @@ def test_interrupted_run_resumes_in_the_same_process(watched_releases):
         watched_releases.by_round.clear()
         strategy = wrapped(None, with_momentum(), short_plan)
         interrupted_at(number, lambda strategy=strategy: run(strategy))
-        if strategy._server is not None and strategy.server._is_torn:  # which it says, and ends
+        if strategy._server is not None and strategy.server._is_torn:  # It logs this, and ends.
             continue
         result = run(strategy)
         *_, last_model = models_of(watched_releases.means())
@@ -371,7 +371,8 @@ def test_interrupt_between_updates_asks_the_other_clients_again(monkeypatch):
     first_nodes, remaining_nodes, second_nodes = grid.asked
     assert remaining_nodes == first_nodes[3:]
     assert not set(second_nodes) & set(first_nodes)
-    # The third had come to the server when the interrupt came: it may count, and is not asked.
+    # The third update had reached the server before the interrupt: it may count, and its node is
+    # not asked again.
     assert strategy.server.ledger.cohort(0).tolist() == [0, 1, 2]
 
 

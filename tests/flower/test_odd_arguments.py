@@ -93,7 +93,7 @@ def test_invalid_arguments_are_refused_by_name(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(MatrixFactorizationDP, "_train", stop)
     monkeypatch.setattr(fedmf.flower.nodes.log, "disabled", True)
-    if name != "tell_partition":  # which an app has once
+    if name != "tell_partition":  # An app has one such folder.
         CALLS[name].run()
     assert CALLS[name].faults() == []
 

@@ -22,7 +22,7 @@ from tests.server.test_crashes import in_a_child
 
 ROOT = pathlib.Path(__file__).parents[2]
 BIN = pathlib.Path(sys.executable).parent
-# How long a busy machine has for a round, and for the start of Ray.
+# Seconds that a busy machine has for a round, and for the start of Ray.
 SECONDS = 400
 
 
@@ -110,7 +110,7 @@ def answers(port):
 
 
 def test_page_runs_in_real_processes_on_loopback(tmp_path, running_programs, monkeypatch):
-    # Small: Flower starts a process of its own for every message to a client.
+    # The numbers are small, because Flower starts a process for every message to a client.
     nodes = 2
     sizes = {"rounds": 2, "min_sep": 2, "clients_per_round": 1, "population": 2}
     text = pages.app(folder=f'"{tmp_path}/server"', **sizes).replace(

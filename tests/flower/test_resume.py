@@ -41,7 +41,8 @@ class Killed(Exception):
     """The end of a process, with the effects on the disk that a kill would have."""
 
 
-# Of the third round: the call that it dies in, whether after it, and the rounds asked for by then.
+# The call of the third round in which the process dies, whether it dies after the call, and the
+# rounds that were requested before.
 POINTS = {
     "sent": ("send_and_receive", False, 2),
     "replied": ("send_and_receive", True, 3),
@@ -52,7 +53,7 @@ POINTS = {
 
 def run_until(point, strategy, grid):
     name, is_after, rounds = POINTS[point]
-    # Not the strategy's own attribute, which would be a part of its state.
+    # The attribute is not the strategy's own, because it would be a part of its state.
     instance = grid if name == "send_and_receive" else strategy.strategy
     owner = type(instance)
     call = getattr(owner, name)
@@ -72,7 +73,7 @@ def run_until(point, strategy, grid):
     strategy.server.close()
 
 
-# At each point, and with each kind of arrays that a strategy keeps.
+# Each kill point is tested with each kind of arrays that a strategy keeps.
 @pytest.mark.parametrize(
     ("name", "point"),
     [

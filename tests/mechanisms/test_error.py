@@ -110,7 +110,7 @@ def test_the_recursion_alone_loses_digits(bands):
 
 
 def test_noise_that_explodes_is_refused():
-    mechanism = ToeplitzMechanism(rounds=800, coefficients=[1.0, 3.0])  # N has entries of 3^799.
+    mechanism = ToeplitzMechanism(rounds=800, coefficients=[1.0, 3.0])  # Entries of N reach 3^799.
     with refusal("grows beyond what float64 holds"):
         loss(mechanism, prefix_sum(800), single(800))
 

@@ -150,7 +150,7 @@ def test_optimal_completion_is_the_best_that_knows_virtual_rounds_are_zero(round
     assert np.array_equal(C, virtual_mechanism.encoder())
     whole_file = TreeMechanism(rounds=1 << (rounds - 1).bit_length()).encoder()
     last_rounds = np.array([np.flatnonzero(row)[-1] for row in whole_file if row[:rounds].any()])
-    last_rounds[last_rounds >= rounds] = rounds - 1  # They are known with the last round.
+    last_rounds[last_rounds >= rounds] = rounds - 1  # These nodes are known with the last round.
     B = np.zeros((rounds, len(C)))
     for t in range(rounds):
         B[t, last_rounds <= t] = S[t] @ np.linalg.pinv(C[last_rounds <= t])
@@ -194,7 +194,7 @@ def test_a_full_decoder_beyond_the_memory_names_the_online_one(monkeypatch):
     with refusal(words):
         full_tree.noising()
     assert TreeMechanism(rounds=64, decoder="online").noising().shape == (64, 127)
-    free_memory[0] = size - 1  # where the online decoder does not fit, it is no way out
+    free_memory[0] = size - 1  # An online decoder that does not fit is no way out.
     with refusal("would take 2 dense .* are free: for so many rounds"):
         full_tree.noising()
 

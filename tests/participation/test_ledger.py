@@ -59,8 +59,8 @@ def test_observed_statistics_equal_those_of_a_brute_force_count(rounds, cohort_s
 
 
 def test_the_brute_force_count_depends_on_the_rounds_of_clients():
-    # Moving one participation by one round changes what the oracle sees: it cannot pass by looking
-    # at totals only.
+    # Moving one participation by one round changes the oracle's figures: totals alone would not
+    # pass.
     assert brute_force([[0], [], [0]], 1) != brute_force([[0], [0], []], 1)
 
 

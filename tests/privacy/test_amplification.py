@@ -126,7 +126,7 @@ def test_epsilon_falls_to_zero_with_much_noise(q, k, delta):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux reports the memory in use")
 def test_a_tiny_epsilon_needs_no_finer_grid_than_memory_holds():
-    # Ten clients of 50 million: it was asked for a grid of 1e-9, and 58 GiB.
+    # With ten clients of 50 million, a grid of 1e-9 was requested, which takes 58 GiB.
     in_use = int(pathlib.Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     previous_limits = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (in_use + 2 * 10**9, previous_limits[1]))

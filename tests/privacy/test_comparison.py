@@ -137,7 +137,7 @@ def test_check_ins_give_the_largest_separation_of_full_cohorts(text, min_sep, da
     frequency = check_ins(text, rounds=2000, population=3_000_000, cohort_size=6500)
     assert frequency["min_sep"] == min_sep
     assert frequency.get("days") == (None if days is None else pytest.approx(days))
-    # Devices that check in so often can give full cohorts with that rest, and not with more.
+    # Devices with this frequency fill the cohorts with that separation, and not with a larger one.
     check_in_rounds = frequency["rounds_between_check_ins"]
     ineligible_rounds = math.ceil(min_sep / check_in_rounds - 1e-9) * check_in_rounds
     assert 3_000_000 / ineligible_rounds >= 6500 * (1 - 1e-9)

@@ -112,7 +112,7 @@ class TestCalibration:
         assert oracle_delta(sigma, epsilon) <= delta * (1 + 1e-12)
         excess = float(sigma / oracle_noise_multiplier(epsilon, delta) - 1)
         assert excess < (1e-4 if 0.01 <= epsilon <= 300 else 1e-3)
-        # And back: this noise has the target as its epsilon.
+        # In return, this noise has the target as its epsilon.
         assert gaussian_epsilon(sigma, delta) == pytest.approx(epsilon, rel=2e-4)
 
     def test_noise_that_no_source_can_draw_is_refused(self):
@@ -132,7 +132,7 @@ class TestEpsilon:
         assert time.perf_counter() - start_time < 15
         assert epsilon >= 0
         if math.isfinite(epsilon):
-            # (epsilon, delta) is really met. 1e-9 of epsilon is the accountant's own rounding.
+            # The pair (epsilon, delta) is met. 1e-9 of epsilon is the accountant's own rounding.
             assert oracle_delta(sigma, epsilon * (1 + 1e-9)) <= delta
         else:
             assert sigma < 0.011

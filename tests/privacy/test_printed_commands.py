@@ -24,7 +24,7 @@ from tests.runs.test_folder import new_run
 
 ROUNDS = 12
 APART = fedmf.Participation(rounds=ROUNDS, schema="min_sep", min_sep=3)
-# Rounds that are done when the statement is written.
+# Numbers of finished rounds when the statement is written.
 SITUATIONS = {"before the first release": 0, "part way": 5, "finished": ROUNDS, "without noise": 5}
 COHORTS = [[t % 3, 3 + t % 3] for t in range(ROUNDS)]
 
@@ -109,7 +109,7 @@ def of_run(tested_plan, rounds, here, **changes):
 
 
 def of_run_with_canaries(tested_plan, rounds, here):
-    # The canaries themselves are of a run that was trained: tests of canaries have one.
+    # Canaries need a trained run; the tests of canaries have one.
     text = of_run(tested_plan, min(rounds, 5), here, canaries=3)
     assert "fedmf audit canaries" not in text
     return text

@@ -177,7 +177,7 @@ NAMED = [
     (lambda: fedmf.predicted_learning_rate(0.1, grid=1.0), ValueError, "grid=1.0"),
     (lambda: as_text({}, ".txt"), ValueError, "suffix '.txt'"),
 ]
-# What does not fit together, and the way out.
+# Arguments that do not fit together, and the way out.
 MISMATCHES = [
     (lambda: plan(mechanism=IdentityMechanism(rounds=5)), "5 rounds but participation has 4"),
     (lambda: plan(noise_multiplier=-(10**5000)), "noise_multiplier .*beyond float64"),
@@ -239,7 +239,7 @@ MISMATCHES = [
         for answer in (np.ones(31, bool), np.ones(30), True)
     ),
     (lambda: controller(**device(timer_jitter=5)), "timer_jitter=5 leaves nothing of min_sep=5"),
-    # Nobody fits: no smaller cohort helps, and the sentence has one way out
+    # No number fits: no smaller cohort helps, and the sentence has one way out.
     (
         lambda: controller(separated(20, 1, 1), population=3, cohort_size=1),
         "fill rounds=20 with cohort_size=1: raise `max_participations` to 7",
@@ -268,7 +268,7 @@ MISMATCHES = [
         lambda: drawn_by(FIXED_SIZE, **device(dropout=0.5)),
         "likelier than its guarantee.*CyclicPoisson",
     ),
-    # In the numbers that were asked about, and not in the simulated ones.
+    # The sentence has the requested numbers and not the simulated ones.
     (
         lambda: forecast(single(4000), Size(population=10**7, cohort_size=6500)),
         "rounds=4000 is too large: 10000000 clients in cohorts of 6500 allow `rounds` up to 1538",

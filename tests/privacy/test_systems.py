@@ -187,7 +187,7 @@ def test_every_publication_that_is_cited_is_in_the_references(named_plan):
     assert names
     for name in names:
         assert name.removesuffix(" 20").lower() in flat(references).lower(), name
-    # Nothing else is listed than what is cited
+    # Only cited publications are listed.
     assert flat(references).count("arXiv:") + references.count("doi:") == len(references_of(text))
 
 

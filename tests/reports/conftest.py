@@ -98,7 +98,7 @@ def make_run(
     return fedmf.Run(
         path=pathlib.Path("/runs") / f"{family}-{seed}",
         config=config,
-        plan=json.loads(json.dumps(plan_values)),  # what a report reads has been through JSON
+        plan=json.loads(json.dumps(plan_values)),  # A report reads values that were JSON.
         metrics=rows,
         timings=[],
         statement=fedmf.statement(plan),

@@ -56,7 +56,7 @@ def _contrast(color):
 
 @pytest.mark.parametrize("sight", _SIGHT)
 def test_colours_of_families_are_told_apart(sight):
-    # That is dashed
+    # This line is dashed.
     color_by_family = {family: labels.family_color(family) for family in families()[1:]}
     for (first_family, first_color), (second_family, second_color) in itertools.combinations(
         color_by_family.items(), 2
@@ -82,7 +82,8 @@ def test_families_without_a_colour_differ_in_dashes():
 @pytest.mark.parametrize(
     ("configs", "expected"),
     [
-        # What differs anywhere is in all labels, so that none looks comparable by mistake.
+        # A setting that differs anywhere is in all labels, so that no runs look comparable by
+        # mistake.
         (
             [("none", {}), ("identity", {}), ("tree", {}), ("banded", {"epsilon": 2.0})],
             [
@@ -92,7 +93,7 @@ def test_families_without_a_colour_differ_in_dashes():
                 "Banded (8 bands), epsilon 2",
             ],
         ),
-        # Tuned rates and paths are not, but where nothing else tells two groups apart.
+        # Tuned rates and paths are left out, unless nothing else distinguishes two groups.
         (
             [("identity", {"server_learning_rate": 0.5, "data": "a"}), ("banded", {"data": "b"})],
             ["DP-FedAvg", "Banded (8 bands)"],
@@ -117,7 +118,7 @@ def test_families_without_a_colour_differ_in_dashes():
             [("fft", {}), ("fft", {"decoder": "plain"})],
             ["FFT", "FFT, decoder plain"],
         ),
-        # Neither is what a run goes without, nor what means something only beside that.
+        # Options that a run lacks are left out, and so are options that only matter beside them.
         (
             [("banded", {"private_metrics": 0.02, "largest_loss": 5.0}), ("identity", {})],
             ["Banded (8 bands), private metrics 0.02", "DP-FedAvg"],
@@ -126,7 +127,7 @@ def test_families_without_a_colour_differ_in_dashes():
             [("banded", {"clip_quantile": 0.5, "clip_every": 4}), ("identity", {"dropout": 0.1})],
             ["Banded (8 bands), clip quantile 0.5", "DP-FedAvg, dropout 0.1"],
         ),
-        # What is not set is not said.
+        # Unset options are not in the label.
         (
             [("banded", {"epsilon": 4.0}), ("banded", {"noise_multiplier": 1.0})],
             ["Banded (8 bands), epsilon 4", "Banded (8 bands), noise multiplier 1"],
@@ -186,7 +187,7 @@ def test_tables_mark_amplified_values(make_run):
     assert "ρ is not amplified" in results_table.caption
     assert "without amplification it is never above the planned ε" in participation_table.caption
     assert "planned 2; 6.5 if the cohorts are known" in participation_table.rows[1][-1].details
-    # And nowhere else.
+    # The mark is nowhere else.
     for table in (
         tables.accuracy_table(run_groups[:1]),
         tables.participation_table(run_groups[:1]),

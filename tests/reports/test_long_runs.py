@@ -6,8 +6,8 @@ import sys
 import pytest
 
 ROUNDS = 100_000
-# Never trained: a real plan and mechanism, and rows from a formula. What is beyond the limit of the
-# process' data, 1 GB, raises MemoryError.
+# The run was never trained: it has a real plan and mechanism, and rows from a formula. Beyond the
+# process's limit of data, 1 GB, Python raises MemoryError.
 PROGRAM = f"""
 import json, pathlib, resource, sys
 resource.setrlimit(resource.RLIMIT_DATA, (10**9, 10**9))

@@ -81,7 +81,7 @@ def test_page_is_well_formed_and_loads_nothing(demo_report):
     assert "http://" not in page.source
     assert "https://" not in page.source
     assert "url(" not in page.source
-    # Sorts tables, and knows no network
+    # The script sorts tables, and does not use the network.
     (sort_script,) = re.findall(r"<script>(.*?)</script>", page.source, re.S)
     assert not re.search(
         r"fetch|XMLHttp|import|src|href|WebSocket|Beacon|eval|innerHTML", sort_script
@@ -264,7 +264,8 @@ def test_a_report_has_the_same_bytes_under_any_matplotlib_settings(make_run, tmp
     for font_size in (10, 30):
         with matplotlib.rc_context({"font.size": font_size, "axes.grid": False}):
             report([run], tmp_path)
-            assert matplotlib.rcParams["font.size"] == font_size  # and the reader keeps them
+            # The reader's settings are not changed.
+            assert matplotlib.rcParams["font.size"] == font_size
         paths = [tmp_path / "report.html", *sorted((tmp_path / "plots").iterdir())]
         file_contents.append({path: path.read_bytes() for path in paths})
     assert file_contents[0] == file_contents[1]

@@ -229,7 +229,7 @@ class TestChangedFiles:
         "change",
         [
             *({"noise_multiplier": None}, {"rounds": 3}, {"delta": -1}, {"unknown": 1}),
-            # Other guarantees than those of config.json, for the same noise.
+            # These plans have other guarantees than config.json, for the same noise.
             *({"delta": 0.5}, {"noise_multiplier": 10.0, "clip_norm": PLAN.clip_norm / 10}),
             {"schema": "single", "min_sep": None, "max_participations": None},
         ],

@@ -62,7 +62,7 @@ class TestTheFolder:
         assert_refused(
             lambda: make_server(tmp_path / "server"), ValueError, "a file system without locks"
         )
-        unlocked = files.lock(tmp_path)  # which runs take
+        unlocked = files.lock(tmp_path)  # Runs accept this folder.
         assert unlocked
         unlocked.release()
 
@@ -131,7 +131,7 @@ class TestCallsWithinCalls:
         go_on.set()
         release.join()
         close.join()
-        assert order[1] is None  # closed once the release was done
+        assert order[1] is None  # The server is closed after the release.
         assert fedmf.Server.open(tmp_path / "server").round == 1
 
     def test_calls_of_a_signal_handler_are_refused(self, monkeypatch):
@@ -186,7 +186,7 @@ class TestClients:
         server.add(update(), client=5)
         server.add_sum(update(), clients=iter([7, 8]))
         server.release()
-        assert server.clients == [5, 7, 8]  # nothing of the refused lists
+        assert server.clients == [5, 7, 8]  # The sum has no part of the refused lists.
         with refusal("client=7 took part in round 0"):
             server.add(update(), client=7)
 

@@ -45,7 +45,7 @@ def test_close_in_a_signal_handler_takes_effect_after_the_call(tmp_path, run_in_
 
     def close():
         server.close()
-        with refusal("in use by another server") as caught:  # the call is not over
+        with refusal("in use by another server") as caught:  # The call has not returned yet.
             fedmf.Server.open(tmp_path / "server")
         refusals.append(caught)
 
@@ -71,7 +71,7 @@ def test_signal_handler_may_use_another_server_but_not_the_same_noise(monkeypatc
     refusals = []
     blas_libraries = product_threads.blas_libraries
 
-    def interrupted():  # within the lock of all noise
+    def interrupted():  # This call holds the lock of all noise.
         if not refusals:
             with refusal("the noise of another round is being made") as caught:
                 server._noise.row(3)

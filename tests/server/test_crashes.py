@@ -23,7 +23,7 @@ from tests.mechanisms.registry import MECHANISMS
 from tests.refusals import refusal
 from tests.server.plans import plan_of
 
-# What reaches the disk goes through one of these.
+# Every change of the disk goes through one of these calls.
 CALLS = ("open", "fsync", "replace", "link", "close", "unlink", "mkdir")
 ROUNDS = 6
 NOT_ITS_OWN = "is damaged or not of this server|holds no server|since the server was begun"
@@ -131,16 +131,16 @@ def test_kill_at_every_write_of_a_round_repeats_no_release(make_server, tmp_path
                 assert reopened_server.round in (t, t + 1)
                 assert (
                     child_output is None or reopened_server.round == t + 1
-                )  # what was handed out is kept
+                )  # A returned release is preserved.
                 if reopened_server.round == t + 1:
                     seen_releases[t] = reopened_server.last_release[0].tobytes()
                     assert child_output in (None, seen_releases[t])
                 assert len(reopened_server.clients) == 2 * reopened_server.round
-                # Later rounds are begun after a kill at another point each.
+                # Later rounds begin after a kill at another point each.
                 if reopened_server.round == t + 1:
                     kills.append(number)
                     break
-            if t % 2 and number == 3:  # the round is done again by one that is not killed
+            if t % 2 and number == 3:  # A process that is not killed repeats the round.
                 with fedmf.Server.open(folder) as reopened_server:
                     collect(reopened_server, 0.5)
                     reopened_server.release()
@@ -150,7 +150,8 @@ def test_kill_at_every_write_of_a_round_repeats_no_release(make_server, tmp_path
             assert seen_releases.setdefault(t, reopened_server.last_release[0].tobytes()) == (
                 reopened_server.last_release[0].tobytes()
             )
-    # Before the rename nothing is released, and behind it all is: some calls are on either side.
+    # Before the rename nothing is released, and after it everything is: some calls are on either
+    # side.
     assert min(kills) > 3
     assert in_a_child(releases_again(folder)) == b"refused"
 
@@ -183,7 +184,7 @@ def test_kill_at_every_write_before_round_0_allows_a_new_start(make_server, tmp_
             fedmf.Server.open(folder).release()
         except ValueError:
             assert child_output is None
-            make_server(folder).release()  # the same again works, on what is left
+            make_server(folder).release()  # The same call works again with the remaining space.
         if child_output is not None:
             break
     assert number > 10
@@ -278,7 +279,7 @@ def test_interrupt_at_every_line_of_add_leaves_a_bounded_sum(make_server):
 
         is_interrupted = interrupted_at(number, add)
         with contextlib.suppress(ValueError):
-            add()  # again, which is refused where it counts
+            add()  # The update is sent again, and refused if it already counts.
         assert np.linalg.norm(server._sum.total) <= clip_norm
         with refusal("client='ann' is in round 0 already"):
             add()

@@ -85,7 +85,8 @@ def test_edit_of_a_running_server_is_refused(tmp_path, edit, released):
             with refusal(WORDS.get(edit, EDITED)):
                 server.release()
         assert server.round == released
-    if edit != "another server":  # which is all of that server, and can be told by nobody
+    # These files are a complete other server, which nobody can detect.
+    if edit != "another server":
         with refusal("since the server was begun|holds no server|is damaged or not of this"):
             fedmf.Server.open(folder)
     shutil.copytree(tmp_path / "own", folder, dirs_exist_ok=True)
@@ -252,7 +253,7 @@ def test_closed_server_can_be_opened_after_a_fork(tmp_path):
     child = os.fork()
     if child == 0:
         os.close(write_end)
-        os.read(read_end, 1)  # until the parent ends it
+        os.read(read_end, 1)  # The child waits until the parent ends it.
         os._exit(0)
     os.close(read_end)
     try:

@@ -60,7 +60,8 @@ def dense(rounds=300):
     return DenseMechanism(matrix=matrix, certificate_reason="made for a test")
 
 
-# Of 12 rounds all are in one block, of 32 parts of 16 are, which mixes draws without a state.
+# All of 12 rounds are in one block; 32 rounds are in two blocks of 16, which mix draws without a
+# state.
 @every_form
 @pytest.mark.parametrize("rounds", [1, 12, 32, 35])
 def test_every_noise_strategy_computes_the_causal_rows(build, rounds):
@@ -148,7 +149,7 @@ def test_two_threads_compute_the_bits_of_one(monkeypatch):
 
     def record(self, *arguments):
         if id(self) not in thread_rows:
-            barrier.wait(60)  # for the other, which else could find all done
+            barrier.wait(60)  # The other thread could otherwise find all tiles computed.
         thread_rows[id(self)] = limits(), threading.get_ident()
         fill(self, *arguments)
 

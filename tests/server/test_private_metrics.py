@@ -53,7 +53,7 @@ def test_contribution_has_norm_at_most_one(loss, accuracy):
     assert sum(Fraction(float(x)) ** 2 for x in contribution) <= 1
     assert contribution[0] > 0.57735
     assert np.isfinite(contribution).all()
-    # So that sums are exact, whatever their order
+    # Sums of these values are exact in any order.
     assert all((Fraction(float(x)) * 2**30).denominator == 1 for x in contribution)
 
 
@@ -134,8 +134,8 @@ def test_all_streams_together_have_the_cost_of_the_plan(share, clip):
     budget = 1 / plan.noise_multiplier
     largest_norm = largest_shift(plan, streams, seed=1)
     assert largest_norm <= budget * (1 + 1e-9)
-    assert largest_norm == pytest.approx(budget, rel=1e-6)  # nothing is left over
-    # Metrics beside updates that do not pay for them
+    assert largest_norm == pytest.approx(budget, rel=1e-6)  # The whole budget is spent.
+    # These metrics are beside updates that do not pay for them.
     plan_without_metrics = dataclasses.replace(plan, private_metrics=None)
     streams[0] = (plan_without_metrics.stddev / plan.clip_norm, 1.0)
     assert largest_shift(plan, streams, seed=1) > budget * (1 + share / 4)
@@ -172,7 +172,7 @@ def test_metric_noise_is_of_the_plan_and_independent_of_updates():
     round_products = white[:, 1:] * white[:, :-1]
     assert abs(float(np.mean(white * updates))) < limit
     assert abs(float(round_products.sum())) / n < limit
-    assert abs(float(np.mean(updates * updates))) > limit  # the control
+    assert abs(float(np.mean(updates * updates))) > limit  # This is the negative control.
 
 
 @pytest.mark.parametrize(
@@ -257,7 +257,7 @@ def test_server_releases_metrics_with_each_round_and_after_open(tmp_path):
     assert server.metrics is None
     for client, values in CLIENTS.items():
         server.add([np.ones(2)], client=client, metrics=values)
-    server.add([np.ones(2)], client="cy")  # which has none
+    server.add([np.ones(2)], client="cy")  # This client has no metrics.
     server.release()
     total = sum(metrics.contribution(values) for values in CLIENTS.values())
     expected = metrics.values(range(1), metrics.release(0, total))
@@ -266,7 +266,7 @@ def test_server_releases_metrics_with_each_round_and_after_open(tmp_path):
     server.close()
     with fedmf.Server.open(folder) as reopened_server:
         assert reopened_server.metrics == expected
-        reopened_server.release()  # of nobody
+        reopened_server.release()  # These are metrics of no client.
         assert reopened_server.metrics == metrics.values(
             range(1, 2), metrics.release(1, metrics.empty_sum())
         )
@@ -279,7 +279,7 @@ def test_server_refuses_metrics_that_it_would_not_release():
         plain_server.add([np.ones(2)], client="ann", metrics={"loss": 1.0})
     with refusal("give numbers for"):
         server.add([np.ones(2)], client="ann", metrics={"loss": 1.0})
-    for ready_server in (plain_server, server):  # no refused call has counted the client
+    for ready_server in (plain_server, server):  # No refused call counted the client.
         ready_server.add([np.ones(2)], client="ann")
     with refusal("add updates one by one"):
         server.add_sum([np.ones(2)], clients=["bo"])

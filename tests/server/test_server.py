@@ -70,7 +70,7 @@ class TestReleases:
         assert white.size >= trials
         assert missed_by_variance(white.size, 1.03) <= MISS_RATE
         assert fits(white)
-        assert not fits(1.03**0.5 * white)  # the control
+        assert not fits(1.03**0.5 * white)  # This is the negative control.
 
     def test_released_arrays_are_read_only(self, tmp_path):
         """Otherwise `last_release` could differ from the returned release."""
@@ -193,7 +193,7 @@ class TestWhoTakesPart:
         assert_refused(lambda: server.cohort(available=[1]), ValueError, "population=9")
         server.add(update(), client=cohort[0])
         server.release()
-        # Who was drawn and did not come rests too.
+        # A drawn client that did not take part is ineligible too.
         assert server.ledger.cohort(0).tolist() == cohort[:1]
         assert server.ledger.selected(0).tolist() == cohort
         assert set(server.cohort()).isdisjoint(cohort)
@@ -212,7 +212,7 @@ class TestWhoTakesPart:
             for client in cohort:
                 server.add(update(), client=client)
             server.release()
-        assert len(sizes) > 1  # also more than clients_per_round
+        assert len(sizes) > 1  # The cohort may exceed clients_per_round.
         audit = server.audit()
         assert not audit.contradictions
         assert audit.amplified_epsilon <= plan.epsilon

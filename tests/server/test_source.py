@@ -90,7 +90,7 @@ def test_entry_depends_on_seed_row_and_coordinate_alone(size):
         drawn_part = np.empty((1, count), np.float32)
         source.fill(drawn_part, row, start)
         np.testing.assert_array_equal(drawn_part[0], whole_row[row - 5, start : start + count])
-    narrow = np.full((rows, size + 3), 9.0, np.float32)  # rows that do not lie one behind the other
+    narrow = np.full((rows, size + 3), 9.0, np.float32)  # The rows are not contiguous.
     source.fill(narrow[:, 1 : size + 1], 5)
     np.testing.assert_array_equal(narrow[:, 1 : size + 1], whole_row)
     assert (narrow[:, [0, -1]] == 9).all()
@@ -169,7 +169,7 @@ def test_draws_beyond_6_have_the_frequency_of_the_normal():
     assert p_of_count(count, trials, expected_share) > 1e-6
     assert (
         p_of_count(int(0.5 * expected_share * trials), trials, expected_share) < 1e-6
-    )  # the control
+    )  # This is the negative control.
 
 
 def test_draws_are_standard_normal_and_the_test_can_fail():

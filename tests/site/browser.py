@@ -23,7 +23,7 @@ WIDTHS = (390, 800, 1100, 1280, 1350, 1480, 1600, 1900)
 COLUMNS_FROM = 1100  # from here on code and its output fit their column
 # Words that a heading has: a page with such a heading is the first result.
 SOUGHT = ("min_sep", "resume", "flower", "sensitivity")
-IN_NO_HEADING = "tensorboard"  # the control
+IN_NO_HEADING = "tensorboard"  # This word is the negative control.
 # Words that readers search for, and the page that answers them.
 PAGE_BY_WORD = {
     "GPU": "faq",
@@ -32,7 +32,7 @@ PAGE_BY_WORD = {
     "StackOverflow": "full_scale",
     "user-level": "guarantee",
 }
-WRONG_PAGE = ("PyTorch", "cluster")  # the control
+WRONG_PAGE = ("PyTorch", "cluster")  # This word is the negative control.
 FIRST_RESULTS = 3
 # Of WCAG 2.1, criterion 1.4.3: the least contrast of text (AA).
 CONTRAST = 4.5

@@ -30,7 +30,7 @@ class Here:
         pass
 
     def begin(self, arguments, log):
-        at = arguments.index("--threads")  # which TensorFlow takes once
+        at = arguments.index("--threads")  # TensorFlow accepts this setting once.
         try:
             main([*arguments[:at], *arguments[at + 2 :]])
             self._status = 0

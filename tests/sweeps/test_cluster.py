@@ -42,7 +42,7 @@ def num_rounds(out, name):
 
 def test_the_runs_of_a_lost_machine_resume_elsewhere(machines, tmp_path, monkeypatch):
     configs = sweep_configs(FIXED | {"rounds": 200}, {"seed": [0, 1]})
-    node = machines.add_node(num_cpus=1)  # where one run starts, while the other waits
+    node = machines.add_node(num_cpus=1)  # One run starts here, while the other waits.
     machines.wait_for_nodes()
     with concurrent.futures.ThreadPoolExecutor() as pool:
         training = pool.submit(

@@ -61,7 +61,8 @@ def test_the_half_with_lower_losses_continues_for_each_compared_setting(continui
     )
 
     def curve(config):
-        # Trees like large rates, identity small ones; a seed alone decides nothing.
+        # Trees train better with large rates, identity with small ones; a seed alone decides
+        # nothing.
         rate = config.server_learning_rate * (-1 if config.family == "tree" else 1)
         loss = math.nan if config.server_learning_rate == 2.0 else 5 + rate + 0.05 * config.seed
         return losses(9.0, loss, 0.0)
@@ -79,7 +80,8 @@ def test_the_half_with_lower_losses_continues_for_each_compared_setting(continui
 @pytest.mark.parametrize("diverged", [5.1, math.nan, math.inf, None])
 def test_settings_whose_loss_rose_or_is_not_finite_are_stopped(continuing_runs, diverged):
     configs, names = rates(0.1, 0.2, 0.5, 1.0)
-    # Of four two would go on. The second lowest rose, the others are worse or not finite.
+    # Two of four settings would continue. The second lowest loss rose, and the others are worse or
+    # not finite.
     curves = dict(zip(configs, [losses(5, diverged)] * 3 + [losses(9, 6)], strict=True))
     with warnings.catch_warnings():
         warnings.simplefilter("error")

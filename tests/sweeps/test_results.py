@@ -108,7 +108,7 @@ def test_stopped_settings_count_as_tried(halved_runs, plotted_lines):
     assert (label, rates) == ("Banded (8 bands)", [0.1, 0.5, 1.0, 4.0])
     assert np.isfinite(heights).tolist() == [False] * 3 + [True]
     assert crosses == [0.1, 0.5, 1.0]
-    # A run that was cut by a crash has shown nothing of its setting.
+    # A run that a crash stopped says nothing about its setting.
     (halved_runs[0].path / "stopped_by_data").unlink()
     assert stopped_by_data(halved_runs) == halved_runs[1:3]
 
@@ -155,7 +155,7 @@ def test_searched_fields_are_tuned_and_have_no_edges(runs):
     searched = ["family", "server_learning_rate"]
     private_best, noiseless_best = best_settings(
         runs, 0, searched
-    )  # a promise and none are not compared
+    )  # Runs with and without a guarantee are not compared.
     assert (private_best.compared, noiseless_best.compared) == ({"epsilon": 8.0}, {"epsilon": None})
     assert private_best.tuned == {"family": "banded", "server_learning_rate": 0.5}
     assert noiseless_best.tuned == {"family": "none", "server_learning_rate": 1.0}
@@ -204,7 +204,7 @@ def test_the_joint_epsilon_is_that_of_the_composition():
     assert identity_run.plan["noise_multiplier"] == sigma
     stated_epsilon = float(together([banded_run, identity_run]).split("epsilon ")[1].split()[0])
     assert plan.epsilon <= stated_epsilon < plan.epsilon + 0.01
-    assert stated_epsilon > 8.5  # more than one of them
+    assert stated_epsilon > 8.5  # The joint epsilon exceeds that of one run.
 
 
 def test_the_joint_epsilon_of_simulated_bounds_states_their_error_probability():
@@ -296,7 +296,7 @@ def test_a_setting_may_be_chosen_by_the_mean_over_the_last_rounds():
     row, _ = table(both_runs, 16)
     assert float(row["validation_accuracy"]) == 0.4
     assert float(row["smoothed_validation_accuracy"]) == pytest.approx(0.175)
-    # The end of the run counts where it was no round for validation.
+    # The end of the run counts if it was no round of validation.
     longer_run = dataclasses.replace(
         lucky_run, config=dataclasses.replace(lucky_run.config, rounds=26)
     )
@@ -317,8 +317,8 @@ def test_the_best_figure_shows_the_best_settings_over_the_compared_values(plotte
     # The test metric is 0.01 less
     assert lines["Banded (8 bands)"] == ([1.0, 4.0], pytest.approx([0.09, 0.39]))
     assert lines["DP-FedAvg"][1] == pytest.approx([0.04, 0.19])
-    assert best_figure(runs[:2]) is None  # nothing compared
-    assert best_figure(runs[::2]) is None  # nothing tuned
+    assert best_figure(runs[:2]) is None  # These runs have nothing to compare.
+    assert best_figure(runs[::2]) is None  # These runs have no tuned setting.
 
 
 @pytest.mark.slow
@@ -345,5 +345,5 @@ def test_bands_are_chosen_for_each_epsilon_if_cohorts_are_sampled(plotted_lines)
     assert best_figure(runs) is not None
     lines = {label: (x, y) for label, x, y in plotted_lines if label}
     assert lines["Banded (2 to 4 bands)"] == ([1.0, 8.0], pytest.approx([0.29, 0.49]))
-    # Without sampling they are what is compared.
+    # Without sampling, bands are compared.
     assert "bands" in best_settings([make_run("banded", bands=b) for b in (2, 4)])[0].compared

@@ -24,8 +24,8 @@ from tests.runs.test_folder import commit_rounds, new_run
 from tests.sweeps import programs
 
 FIXED = {"rounds": 4, "min_sep": 2, "cohort_size": 2, "family": "identity", "epsilon": 8.0}
-# Stands for `fedmf train`: a round every tenth of a second, saved at once; --seed says what becomes
-# of it. It takes `serve` from its file: to import fedmf takes a second.
+# A substitute for `fedmf train` that makes a round every tenth of a second, saved at once; --seed
+# decides how it ends. It takes `serve` from its file, because importing fedmf takes a second.
 TRAINS = """
 import json, os, pathlib, signal, sys, time
 sys.path.append(os.path.dirname(sys.argv[1]))
@@ -102,7 +102,7 @@ def test_as_many_runs_train_at_a_time_as_there_are_jobs(set_program, tmp_path):
     )
     logs = [sweep.log_file(tmp_path, name) for name in configs]
     assert {log.stat().st_mode & 0o077 for log in logs} == {0}  # warnings name training losses
-    # A process trains run after run.
+    # One process trains several runs, one after the other.
     assert len({said(tmp_path, name, "process") for name in configs}) == 2
 
 
@@ -164,7 +164,7 @@ def test_runs_that_differ_in_more_than_their_names_say_are_refused(set_program, 
             train(tmp_path, sweep_configs(FIXED | {field: value}, {"seed": [5]}))
     moved_configs = sweep_configs(FIXED | {"data": "elsewhere.sqlite"}, {"seed": [0]})
     assert sweep_folder.in_folder(tmp_path, moved_configs) == moved_configs
-    # What a name says may differ, and what one of the families does not take.
+    # Settings in a name may differ, and so may options that one of the families lacks.
     for varied_values in ({"cohort_size": [3]}, {"family": ["banded"], "bands": [2]}):
         assert sweep_folder.in_folder(tmp_path, grid(**varied_values)) == grid(**varied_values)
 
@@ -265,8 +265,8 @@ def test_the_sweep_command_trains_each_run_once_and_reports(tmp_path, capfd, mon
     program(f"train {repeat_options} --noise-seed {seed} --quiet")
     rows = [(path / "metrics.jsonl").read_bytes() for path in (tmp_path / "alone", last_run.path)]
     assert rows[0] == rows[1]
-    # Nothing is trained again. What earlier commands left in the folder counts, also a run that was
-    # killed: it trained on the same clients.
+    # Nothing is trained again. Earlier runs in the folder count, also a killed one: it trained on
+    # the same clients.
     monkeypatch.setattr(job, "Job", None)
     last_result = (last_run.path / "result.json").read_bytes()
     (last_run.path / "result.json").unlink()
@@ -277,11 +277,11 @@ def test_the_sweep_command_trains_each_run_once_and_reports(tmp_path, capfd, mon
     )
     assert (out_path / "results.csv").read_text().count("\n") == 4
     (last_run.path / "result.json").write_bytes(last_result)
-    # The bar has the rounds of the runs that were asked for.
+    # The bar has the rounds of the requested runs.
     capfd.readouterr()
     assert train(out_path, first_config, progress=True) == {}
     assert "sweep: 100%" in capfd.readouterr().err
-    # The answer is for people.
+    # This output is for people.
     text = program(f"{command} --smoothed-over 2").stdout
     assert "validation: the mean over the last 2 rounds" in text
     assert "smoothed_validation_accuracy" in (out_path / "results.csv").read_text()

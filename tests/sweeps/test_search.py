@@ -212,16 +212,16 @@ def test_existing_runs_count_as_trials(take_begun_names, out_folder):
     varied_values = {"server_learning_rate": [0.5, 2.0], "clip_norm": [1.0, 0.1]}
     sweep.train_all(out_folder, sweep_configs(FIXED, varied_values), SweepOptions(noise_seed="os"))
     take_begun_names()
-    # Two of the four have the clip of the search; the others are none of it.
+    # Two of the four runs have the clip norm of the search; the others do not count.
     found(out_folder, 3, clip_norm=0.1)
     assert len(take_begun_names()) == 1
     assert len(search.trials_in(out_folder, space(clip_norm=0.1))) == 3
-    # Another range leaves out what it does not have.
+    # Another range leaves out runs outside it.
     narrow = {"server_learning_rate": Range(1.0, 10.0)}
     assert "server_learning_rate=0.5,clip_norm=0.1" not in search.trials_in(
         out_folder, space(narrow, clip_norm=0.1)
     )
-    # Where no other setting is found the search ends.
+    # The search ends if there is no other setting.
     assert found(out_folder, 9, {"server_learning_rate": [0.5, 2.0]}, clip_norm=0.1) == {}
     assert take_begun_names() == []
     with refusal("holds a run with rounds=4, and this sweep has rounds=8"):
@@ -235,7 +235,7 @@ def test_failed_runs_count_as_trials_and_the_search_continues(take_begun_names, 
     assert set(failures) == failed
     assert 0 < len(failed) < 6
     assert {failure.status for failure in failures.values()} == {1}
-    assert set(found(out_folder, 6, varied_values)) == failed  # tried again
+    assert set(found(out_folder, 6, varied_values)) == failed  # It is tried again.
     assert set(take_begun_names()) == failed
 
 
@@ -243,7 +243,7 @@ def test_inputs_that_no_run_accepts_end_the_search(take_begun_names, tmp_path, o
     failures = found(out_folder, 6, clip_norm=4.0)
     assert [failure.status for failure in failures.values()] == [2]
     assert len(take_begun_names()) == 1
-    # Where others have begun, it is the trial that cannot.
+    # If other runs have begun, only this trial fails.
     found(tmp_path / "other", 1)
     failures = found(tmp_path / "other", 8, {**RATES, "clip_norm": [1.0, 4.0]})
     begun_names = take_begun_names()

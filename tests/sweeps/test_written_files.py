@@ -10,7 +10,7 @@ from fedmf.sweeps import run as sweep
 from tests.federated.run_small import config
 from tests.federated.small_task import small_task
 
-# What a run says of itself and not of its clients; the model is covered by the guarantee.
+# Files that describe the run and not its clients; the guarantee covers the model.
 OPEN = {"config.json", "plan.json", "statement.md", "mechanism.npz", "model.npz", "first.json"}
 
 

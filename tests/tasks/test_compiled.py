@@ -94,9 +94,9 @@ published = functools.partial(hypothesis.example, kind="published", form="publis
     batch_size=st.integers(2, 9),
     seed=st.integers(0, 99),
 )
-# No step but the first, whose state is zero
+# There is only the first step, whose state is zero.
 @published(sizes=(4, 2, 3), length=1, sentences=3, batch_size=2, seed=1)
-# More positions than one block of the softmax holds
+# There are more positions than one block of the softmax holds.
 @published(sizes=(30, 5, 7), length=12, sentences=40, batch_size=20, seed=2)
 @pytest.mark.slow
 def test_the_compiled_epoch_equals_keras_for_any_shape(
@@ -164,7 +164,7 @@ def test_the_update_of_a_diverging_client_is_not_finite(training_case):
     assert not all(np.isfinite(update_array).all() for update_array in update)
 
 
-# What is changed, and how
+# The array that is changed, the change, and the words of the error.
 READ_PAST = {
     "beyond": ("x", lambda x: x + 11 * (x == x.max()), ValueError),
     "negative": ("y", np.negative, ValueError),

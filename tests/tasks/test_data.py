@@ -66,7 +66,7 @@ def updated_but_open(path):
 def test_changes_in_a_log_beside_the_file_are_refused(in_wal_mode, tmp_path):
     version_before = data.version_of(in_wal_mode)
     with contextlib.closing(updated_but_open(in_wal_mode)) as writer:
-        assert data.version_of(in_wal_mode) == version_before  # which is why
+        assert data.version_of(in_wal_mode) == version_before  # This is why the file is refused.
         refused(
             in_wal_mode,
             ValueError,
@@ -77,7 +77,7 @@ def test_changes_in_a_log_beside_the_file_are_refused(in_wal_mode, tmp_path):
         link = tmp_path / "link.sqlite"
         link.symlink_to(in_wal_mode)
         refused(link, ValueError, "copy.sqlite-wal")
-        # Written back they still do not show in the header, so that this is not enough.
+        # After the write-back the header still does not show the changes, so that it is not enough.
         writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         assert data.version_of(in_wal_mode) == version_before
         refused(in_wal_mode, ValueError, "write-ahead mode", "`PRAGMA journal_mode=DELETE`")

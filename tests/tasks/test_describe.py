@@ -14,7 +14,7 @@ from tests.refusals import refusal
 
 TFF = ".tff"
 KERAS = ".keras/datasets"
-# Task -> who writes a synthetic substitute and who reads the file, and where.
+# Task -> function that writes the synthetic substitute, function that reads the file, default path.
 TASKS = {
     "stackoverflow_nwp": (
         functools.partial(stackoverflow.write_synthetic_corpus, clients=3),
@@ -45,14 +45,15 @@ def test_data_files_are_read_from_the_usual_folders_and_not_downloaded(task, tmp
     place.parent.mkdir(parents=True)
     write(place, progress=False)
     assert read(None).synthetic
-    if task == "stackoverflow_nwp":  # that of `fedmf data info` alone
+    if task == "stackoverflow_nwp":  # Only `fedmf data info` uses this default.
         assert describe_file(None)["path"] == str(place)
 
 
 @pytest.mark.parametrize("task", TASKS)
 def test_synthetic_data_are_recognised_by_their_content(task, tmp_path):
     write, *_ = TASKS[task]
-    description = describe_file(write(tmp_path / "file", progress=False))  # the name says nothing
+    # The file name says nothing.
+    description = describe_file(write(tmp_path / "file", progress=False))
     assert json.loads(json.dumps(description)) == description
     assert description["task"] == task
     assert description["origin"].startswith("synthetic ")

@@ -67,7 +67,7 @@ def test_every_task_s_model_loads_where_fedmf_cannot_be_imported(corpus_file, tm
     finished_process = subprocess.run(
         command, cwd=tmp_path, check=True, timeout=300, capture_output=True, text=True
     )
-    assert "refused" in finished_process.stdout  # what export_model is for
+    assert "refused" in finished_process.stdout  # export_model is for this case.
     for name, outputs in expected.items():
         for form in (f"{name}.keras", f"{name}_saved"):
             np.testing.assert_allclose(

@@ -24,7 +24,8 @@ def batch():
     )
     logits = rng.normal(size=(4, 5, 11)).astype(np.float32)
     for row, column in ((0, 0), (0, 2), (0, 3), (0, 4), (1, 1), (1, 2), (2, 3), (2, 4), (3, 0)):
-        logits[row, column, labels[row, column]] = 9.0  # predicted right, the others by chance
+        # This word is predicted correctly, the others by chance.
+        logits[row, column, labels[row, column]] = 9.0
     return labels, logits, np.array([1, 1, 1, 0], np.float32)
 
 
@@ -118,7 +119,8 @@ def test_the_published_form_equals_the_published_model_in_keras():
     for fedmf_array, keras_array in zip(*results[:2], strict=True):
         assert_allclose(fedmf_array, keras_array, rtol=1e-5, atol=1e-6)
     assert_allclose(results[0][0][:2, :4], results[2][0][:2, :4], rtol=1e-5, atol=1e-6)
-    assert abs(float(results[0][1] - results[2][1])) > 1e-3  # a control: the plain one runs on
+    # Negative control: the default model continues after the padding.
+    assert abs(float(results[0][1] - results[2][1])) > 1e-3
     assert_allclose(with_keras_lstm(published_model)(words), results[0][0], rtol=1e-5, atol=1e-6)
 
 
@@ -138,7 +140,7 @@ def test_the_published_initializers_have_the_stated_deviations():
         (logits, 2 / (200 + 404)),
     ):
         assert drawn_weights.std() == pytest.approx(np.sqrt(variance), rel=0.02)
-        # Normal draws are cut off at two deviations of their own, 2.27 of what is left.
+        # Normal draws are truncated at two of their own deviations, 2.27 of the remaining ones.
         assert np.abs(drawn_weights).max() > 2.2 * drawn_weights.std()
     assert_allclose(recurrent @ recurrent.T, np.eye(300), atol=1e-5)
     assert np.abs(embedding).max() <= 0.05

@@ -136,7 +136,7 @@ def test_folders_of_the_user_named_tasks_and_experiments_change_nothing(tmp_path
         f"train --task regression --out run --quiet {OPTIONS}",
         "demo --help",
     ]
-    # As `python -m` does it: the working folder comes first. All in one process, which imports
+    # `python -m` puts the working folder first. All commands run in one process, which imports
     # TensorFlow once.
     code = (
         "import sys; sys.path.insert(0, ''); from fedmf.cli import main\n"

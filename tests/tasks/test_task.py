@@ -51,12 +51,13 @@ def test_client_examples_are_the_preprocessed_first_sentences(corpus_file):
     words = load_vocabulary(data.open_corpus(corpus_file), 200, progress=False).words
     expected = of_clients(corpus_file, "train")
     assert list(task.client_ids) == sorted(expected)
-    for client in [*task.client_ids[:2], task.client_ids[0]]:  # the last one again, from memory
+    # The last client is read again, from memory.
+    for client in [*task.client_ids[:2], task.client_ids[0]]:
         x, y = task.client_examples(client)
         wanted_x, wanted_y = Preprocessor(words, 200, 12).encode(expected[client][:7])
         assert_array_equal(x, wanted_x)
         assert_array_equal(y, wanted_y)
-        x[:] = -1  # must not reach the task's own copy
+        x[:] = -1  # The change must not reach the task's own copy.
 
 
 def test_validation_and_test_follow_one_another_in_the_order_of_the_papers_code(
@@ -122,7 +123,7 @@ def test_another_vocabulary_has_another_data_version(corpus_file, tmp_path, publ
     task_before = made(path, **SMALL)
     words = path.with_name(f"{data.FILE_NAME}.word_count")
     head, *counts = words.read_text().splitlines(keepends=True)
-    if published:  # TFF's own, which is read beside a file that is not synthetic
+    if published:  # TFF's own list is read beside a file that is not synthetic.
         execute(path, "PRAGMA application_id = 0")
         words = path.with_suffix(".word_count")
         head = ""
@@ -134,7 +135,7 @@ def test_another_vocabulary_has_another_data_version(corpus_file, tmp_path, publ
     client = task_before.client_ids[0]
     assert (task_after.client_examples(client)[0] != task_before.client_examples(client)[0]).any()
     assert task_after.data_version != task_before.data_version
-    # The data file has not changed, nor has what is said of it.
+    # Neither the data file nor its description has changed.
     assert task_after.data_version.partition("-")[0] == task_before.data_version.partition("-")[0]
     assert task_after.description == task_before.description
 

@@ -53,7 +53,7 @@ def test_errors_have_the_order_of_the_table(as_printed, tmp_path, monkeypatch):
     line = next(line for line in COMMANDS if "regression" in line)
     errors = []
     for family in ("banded", "tree", "identity"):
-        if family == "banded":  # the default: the run of the line as printed
+        if family == "banded":  # The default family is that of the line as printed.
             run = Run.load(as_printed / "runs" / "regression")
         else:
             options = "--decoder online" if family == "tree" else ""

@@ -98,7 +98,7 @@ def test_the_file_is_what_tffs_loader_and_ours_expect(table):
     assert {
         split: description["splits"][split]["clients"] for split in data.SPLITS
     } == summary.users
-    # Those that TFF's parser asks for.
+    # TFF's parser needs these features.
     features = {
         tuple(sorted(example_proto.decode_example(record))) for *_, record in records(out_path)
     }
@@ -143,7 +143,8 @@ def test_users_are_split_by_a_keyed_hash(tmp_path):
     assert sentences(run(path, **shares)[1]).keys() == {*zip(splits[:300], users, strict=False)}
 
 
-# What tables refuse is tried in tests/audits/test_log.py; here, that they are asked.
+# tests/audits/test_log.py has the tables that are refused; this test shows that they are checked
+# here.
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
@@ -234,7 +235,7 @@ def test_a_killed_import_leaves_no_file_and_the_next_one_cleans_up(tmp_path):
     process.kill()
     process.wait()
     assert not out_path.exists()
-    assert len(os.listdir(tmp_path)) == 3  # its database, and the folder of its sort
+    assert len(os.listdir(tmp_path)) == 3  # The import has a database and a folder of its sort.
     run(write_csv(tmp_path / "few.csv", crowd()))
     assert sorted(os.listdir(tmp_path)) == ["corpus.sqlite", "few.csv", "rows.csv"]
 

@@ -17,14 +17,14 @@ from fedmf.terminal import interrupts
 def test_the_first_interrupt_is_raised_by_check_and_the_second_at_once():
     with interrupts.deferred():
         interrupts.check()
-        signal.raise_signal(signal.SIGINT)  # goes on
+        signal.raise_signal(signal.SIGINT)  # The work continues.
         with pytest.raises(KeyboardInterrupt):
             interrupts.check()
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     with interrupts.deferred():
-        interrupts.check()  # that of an earlier block is over
+        interrupts.check()  # The interrupt of an earlier block is over.
 
 
 def test_a_suppressed_interrupt_is_raised_by_the_next_check():
@@ -94,7 +94,7 @@ def test_sigterm_is_a_ctrl_c_with_a_status_of_its_own(work, tmp_path):
 
 
 def test_nohup_continues_to_ignore_hangups():
-    # Ray takes SIGTERM for itself, in a process of whatever tests came before.
+    # Ray may have replaced the handler of SIGTERM in earlier tests of this process.
     handlers = {signal.SIGHUP: signal.SIG_IGN, signal.SIGTERM: signal.SIG_DFL}
     old_handlers = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:

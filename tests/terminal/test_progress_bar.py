@@ -41,7 +41,7 @@ def drawn(rows, columns, program=PROGRAM):
     subprocess.run([sys.executable, "-c", program], stderr=terminal, check=True, timeout=60)
     os.close(terminal)
     text = b""
-    with contextlib.suppress(OSError):  # nobody has the terminal open any more
+    with contextlib.suppress(OSError):  # The terminal is closed on the other side.
         while chunk := os.read(master, 65536):
             text += chunk
     os.close(master)

@@ -25,7 +25,7 @@ losses = tf.keras.losses
 
 BATCH = 4
 RATE = 0.05
-SIZES = (3, 4, 1, 9)  # one client fills its batch
+SIZES = (3, 4, 1, 9)  # One client fills its batch.
 OWNERS = np.repeat(np.arange(len(SIZES)), SIZES)
 RNG = np.random.default_rng(1)
 FEATURES = RNG.normal(size=(len(OWNERS), 5)).astype(np.float32)
@@ -33,7 +33,7 @@ LABELS = RNG.integers(0, 3, len(OWNERS))
 WORDS = RNG.integers(1, 9, (len(OWNERS), 6)).astype(np.uint8)
 PADDED = np.where(np.arange(6) < RNG.integers(2, 7, (len(OWNERS), 1)), WORDS, 0)
 NEXT = RNG.integers(0, 3, WORDS.shape)
-TABLE = {"z": PADDED, "a": FEATURES}  # keys that are not in order
+TABLE = {"z": PADDED, "a": FEATURES}  # The keys are not sorted.
 # Some examples do not count, a batch of the third client among them.
 WEIGHTS = np.where(OWNERS == 2, 0.0, RNG.choice([0.0, 0.5, 3.0], len(OWNERS), p=[0.2, 0.4, 0.4]))
 CLASSES = {0: 1.0, 1: 4.0, 2: 0.25}
@@ -184,7 +184,7 @@ def test_clients_train_as_in_keras_one_by_one_and_vectorised(kind, sums_of, vect
     task = task_of(*KINDS[kind])
     expected, mean = trained_by_keras(*KINDS[kind])
     assert min(np.abs(keras).max() for keras in expected) > 1e-3
-    if weights is BOTH:  # the control
+    if weights is BOTH:  # This is the negative control.
         unweighted_sum, _ = trained_by_keras(*KINDS[kind][:-1], {})
         assert (
             max(
@@ -193,15 +193,15 @@ def test_clients_train_as_in_keras_one_by_one_and_vectorised(kind, sums_of, vect
             )
             > 1e-3
         )
-    # As workers of a cluster get it, which are sent the examples.
+    # Workers of a cluster get this task with the examples.
     elsewhere = pickle.loads(cloudpickle.dumps(task.learner.on_workers()))
     for learner, small_model_size in ((task.learner, 0), (elsewhere, 10_000)):
         cohort_sum = sums_of(task, settings(), small_model_size, learner=learner)(cohort_of(task))
-        # TensorFlow has no vectorised form of what Keras does for a class that is ignored.
+        # TensorFlow has no vectorised form of Keras's operations for an ignored class.
         assert bool(vectorized_map_calls) is (small_model_size > 0 and "ignored" not in kind)
         assert int(cohort_sum.zeroed) == 0
         assert_close(cohort_sum.values, expected, atol=2e-6)
-        if not task.build_model(3).losses:  # which Keras adds to what it reports
+        if not task.build_model(3).losses:  # Keras adds these losses to the reported loss.
             assert cohort_sum.loss_sum / cohort_sum.examples == pytest.approx(mean, rel=1e-5)
 
 
@@ -210,7 +210,7 @@ def test_fast_and_tff_train_the_same():
     kind = KINDS["masked, a class ignored"]
     task = task_of(*kind)
     expected, _ = trained_by_keras(*kind)
-    # A client whose examples are not finite, and one whose update is not.
+    # One client has examples that are not finite, and another an update that is not finite.
     (x, y), *_ = cohort_of(task)[0].epochs
     infinite = ClientData([({"z": x["z"], "a": x["a"] * np.float32(1e38)}, y)])
     cohort = [*cohort_of(task), ClientData([]), infinite]
@@ -248,7 +248,7 @@ def test_evaluation_is_that_of_keras(kind):
         [variable.numpy() for variable in model.trainable_variables], "test"
     )
     assert actual["accuracy"] == pytest.approx(expected[1])
-    if not model.losses:  # which Keras adds to what it reports
+    if not model.losses:  # Keras adds these losses to the reported loss.
         assert actual["loss"] == pytest.approx(expected[0], rel=1e-5)
 
 

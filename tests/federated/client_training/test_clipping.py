@@ -118,7 +118,7 @@ def test_the_bound_holds_when_compiled_by_xla(scale):
     zeroing_norm=math.inf,
 )
 @example(
-    # Of norm (1 - 1e-6) clip_norm, between the bound and the margin in float32.
+    # Records of norm (1 - 1e-6) clip_norm are between the bound and the margin in float32.
     values=[0.0] * 69 + [1 - 1e-6],
     dtypes=("float32", "float32"),
     clip_norm=1.0,
@@ -148,7 +148,7 @@ def test_the_kernel_agrees_with_the_reference(clip, values, dtypes, clip_norm, z
     assert [leaf.dtype for leaf in result_leaves] == [clip_dtype(leaf.dtype) for leaf in leaves]
     result_entries = exact(result_leaves)
     reference_entries = np.concatenate([leaf.ravel() for leaf in reference.values])
-    assert norm(result_entries) <= clip_norm  # Without a tolerance.
+    assert norm(result_entries) <= clip_norm  # There is no tolerance.
     assert bool(result.zeroed) == reference.is_zeroed
     assert not (result.zeroed and result.clipped)
     record_norm = norm(exact(leaves))

@@ -48,7 +48,8 @@ def machines():
     ray_cluster = Cluster(
         initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False}
     )
-    # Before there is a machine that may be lost: this process goes with the one it is connected to.
+    # The process connects before there is a machine that may be lost, since it would end with that
+    # machine.
     cluster._connect(ray, ray_cluster.address, None)
     ray_cluster.add_node(num_cpus=1)
     ray_cluster.wait_for_nodes()
@@ -62,7 +63,7 @@ def cluster_without_workers(machines):
     """Removes the only machine of the cluster; the last tests of this file use it."""
     for node in list(machines.worker_nodes):
         machines.remove_node(node, allow_graceful=False)
-    while ray.cluster_resources().get("CPU"):  # until the head knows of it
+    while ray.cluster_resources().get("CPU"):  # The head needs some time to notice.
         time.sleep(0.1)
     return machines
 
@@ -200,7 +201,7 @@ def test_nothing_secret_is_serialised(machines, tmp_path, monkeypatch):
     train(tmp_path / "run")
     assert len(sent_bytes) > 6
     assert not [secret for secret in secrets for blob in sent_bytes if secret in blob]
-    for leak in ({"seed": SEED}, {"key": key}):  # the control
+    for leak in ({"seed": SEED}, {"key": key}):  # This is the negative control.
         assert any(secret in ray.cloudpickle.dumps(leak) for secret in secrets)
 
 
@@ -294,7 +295,7 @@ def test_setups_hold_no_examples():
         return np.resize(secret, (3, 5)).astype(np.int32), np.zeros((3, 5), np.int32)
 
     task = small_task(client_examples=examples, evaluation_examples=examples)
-    assert secret[:2].tobytes() in ray.cloudpickle.dumps(task)  # the control
+    assert secret[:2].tobytes() in ray.cloudpickle.dumps(task)  # This is the negative control.
     settings = task.client_settings(config())
     sent_bytes = ray.cloudpickle.dumps((task.learner.on_workers(), settings))
     assert secret[:2].tobytes() not in sent_bytes
@@ -314,7 +315,7 @@ def test_without_workers_it_waits_stops_and_resumes_elsewhere(
     machines, local_run, tmp_path, monkeypatch, capfd
 ):
     monkeypatch.setattr(cluster, "WAIT_SECONDS", 3.0)
-    # What is saved is saved because the workers were lost
+    # The rounds were saved although the workers were lost.
     settings = config(cohort_size=6)
 
     def leave(t):
@@ -338,7 +339,7 @@ def test_files_of_ray_are_readable_by_their_owner_alone(monkeypatch):
     masks = []
 
     def init(**options):
-        masks.append(os.umask(0o077))  # what it has to be already
+        masks.append(os.umask(0o077))  # The folder already has this mode.
         raise ConnectionError("enough")
 
     monkeypatch.setattr(ray, "init", init)

@@ -51,7 +51,7 @@ def test_clipped_updates_are_summed_in_the_cohort_s_order(sums_of):
             another_is_done.set()
         return 0.5 * len(x)
 
-    cohort = [*map(examples, shift), []]  # one that is not finite
+    cohort = [*map(examples, shift), []]  # One update is not finite.
     sums = []
     for wait, threads in ((False, 1), (True, 4)):
         task = trained_by(functools.partial(epoch, wait=wait))
@@ -70,7 +70,8 @@ def test_as_many_clients_as_threads_train_in_parallel(sums_of):
     trained = []
 
     def epoch(weights, x, y, rate, update):
-        trained.append(barrier.wait(60))  # which fails where fewer are under way
+        # The barrier fails if fewer clients train at the same time.
+        trained.append(barrier.wait(60))
         return 0.0
 
     sums_of(trained_by(epoch), config(), 0, threads=3)([examples(2)] * 3)
@@ -113,7 +114,7 @@ def test_without_a_compiler_the_keras_model_trains():
         autodiff_settings
     )
     assert not small_task().learner.slowness_warning(autodiff_settings)
-    with refusal("install a C compiler here too"):  # as on a worker that has none
+    with refusal("install a C compiler here too"):  # A worker may have no compiler.
         learner.client_work(dataclasses.replace(settings, work_kind="compiled"), Machine(threads=1))
 
 
@@ -147,7 +148,7 @@ def test_memory_does_not_grow(tmp_path):
     assert in_use[1] - in_use[0] <= 4 << 20
     grown = []
     small_blocks = []
-    for _ in range(3):  # others may free as much meanwhile
+    for _ in range(3):  # Other objects may be freed meanwhile.
         bytes_before = memory_in_use()
         small_blocks.append([bytes(4096) for _ in range(4 * 400)])
         grown.append(memory_in_use() - bytes_before)

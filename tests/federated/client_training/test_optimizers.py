@@ -74,11 +74,12 @@ def test_vectorised_gradients_in_several_calls_equal_those_one_by_one(
     monkeypatch.setattr(vectorised_sizes, "MAX_PRODUCTS", 16 * num_parameters)
     settings = config(proximal_strength=0.1, clip_norm=0.05)
     sums = []
-    for batch_size in (1, 4):  # of a model that is not small; a batch of 4 has no single example
+    for batch_size in (1, 4):  # The model is not small; a batch of 4 has no single example.
         task = one_each(batch_size)
         cohort = [client_data(task, settings, 0, client) for client in range(40)]
         sums.append(sums_of(task, settings, 0)(cohort))
-        assert len(vectorized_map_calls) == 2  # of the check and of training, for batches of one
+        # The check and training trace it, for batches of one.
+        assert len(vectorized_map_calls) == 2
     vectorised_sum, one_by_one = sums
     assert_close(vectorised_sum.values, one_by_one.values, rtol=1e-5, atol=1e-7)
     assert int(vectorised_sum.clipped) == int(one_by_one.clipped) > 0
@@ -101,5 +102,5 @@ def test_a_model_that_cannot_be_built_in_a_graph_trains_one_by_one(sums_of, vect
     for some_task in (dataclasses.replace(task, build_model=build_model), task):
         assert not vectorized_map_calls
         records.append(sums_of(some_task, config(), 10_000)(cohort).values)
-    assert vectorized_map_calls  # the control
+    assert vectorized_map_calls  # This is the negative control.
     assert_close(*records, rtol=1e-5, atol=1e-7)

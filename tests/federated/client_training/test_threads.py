@@ -35,7 +35,7 @@ def test_a_limit_after_tensorflow_has_started_is_refused():
 
 def test_linear_algebra_and_the_environment_are_restored(monkeypatch):
     for name in ("set_intra_op_parallelism_threads", "set_inter_op_parallelism_threads"):
-        # TensorFlow has started in this process
+        # TensorFlow has started in this process.
         monkeypatch.setattr(tf.config.threading, name, lambda threads: None)
     monkeypatch.setenv("TF_NUM_INTRAOP_THREADS", "7")
 
@@ -88,7 +88,7 @@ def test_threads_trace_their_models_one_at_a_time(sums_of):
     def loss(labels, outputs, weights):
         under_way.append(labels)
         at_once.append(len(under_way))
-        time.sleep(0.2)  # for another thread to begin
+        time.sleep(0.2)  # Another thread may begin.
         under_way.pop()
         losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, outputs)
         return tf.reduce_mean(losses)

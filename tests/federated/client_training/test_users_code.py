@@ -46,7 +46,7 @@ def build_model(seed):
 @pytest.mark.parametrize("loss", [of_function, Loss()])
 def test_control_flow_on_tensors_is_the_same_in_a_graph(loss):
     task = small_task(loss=loss, build_model=build_model, metrics=lambda: [Accuracy("accuracy")])
-    checked(task, config())  # it trains on a batch
+    checked(task, config())  # This call trains on a batch.
     evaluator = Evaluator(task, config())
     in_graph = evaluator(start_of(task), "test")
     tf.config.run_functions_eagerly(True)

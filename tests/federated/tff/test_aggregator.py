@@ -79,7 +79,7 @@ def test_each_process_of_a_factory_has_noise_of_its_own_and_the_key_in_its_state
     copies = factory, factory.with_scaling(None), copy.deepcopy(factory)
     process, *other_processes = (each_factory.create(TYPE) for each_factory in (factory, *copies))
     first_noise, state = run(process, 1)
-    # The process itself, initialised again, has noise of its own, each time.
+    # The same process, initialised again, has new noise each time.
     noises = [
         first_noise,
         *(run(process, 1)[0] for process in (*other_processes, process, process)),
@@ -90,7 +90,7 @@ def test_each_process_of_a_factory_has_noise_of_its_own_and_the_key_in_its_state
     )
     # Negative control: the first process of another factory has the noise of the seed.
     np.testing.assert_array_equal(run(process_of(PLAN), 1)[0], first_noise)
-    # A restored state goes on with its own key, in whatever process.
+    # A restored state continues with its own key, in any process.
     resumed_noise, same_noise = (
         run(process, 1, state=state)[0] for process in (other_processes[0], process)
     )
@@ -122,7 +122,7 @@ def test_a_state_of_another_family_or_noise_is_refused(processes_and_states, pla
     with pytest.raises(Exception, match="noise is that of another mechanism") as caught:
         process.next(other_state, [ZERO])
     assert "Failed to serialize" not in str(caught.value)
-    # Negative control: the process goes on from its own state.
+    # Negative control: the process continues from its own state.
     assert np.isfinite(run(process, 1, state=own_state)[0]).all()
 
 

@@ -33,7 +33,7 @@ def claim():
     return plan_of(MECHANISMS["banded"](ROUNDS))
 
 
-# Mistakes in what runs. tests/audits/test_noise.py has those of noise, whoever makes it.
+# Mistakes in the code that runs. tests/audits/test_noise.py has mistakes in noise of any source.
 
 
 def test_noise_shared_by_leaves_is_caught(monkeypatch, claim):
@@ -86,7 +86,7 @@ def test_noise_not_advanced_by_a_resume_is_caught(monkeypatch, claim, resumed_au
     assert len(subjects) == 2
 
 
-# The attack.
+# The attack detects both mistakes.
 
 
 @pytest.mark.slow

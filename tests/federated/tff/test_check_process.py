@@ -59,7 +59,7 @@ def test_weighted_processes_name_the_way_out():
     ("gradients", "match"),
     [
         (None, r"a federated_sum of \{<float32\[2,1\],float32\[1\]>\}@CLIENTS"),
-        # Each is clipped and noised, but both together have twice the rho that the plan states.
+        # Each sum is clipped and noised, but both together have twice the rho of the plan.
         pytest.param(
             our_aggregator(), "releases 2 clipped and noised sums", marks=pytest.mark.slow
         ),

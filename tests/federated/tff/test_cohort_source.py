@@ -64,7 +64,7 @@ def weights_after(process, source, rounds, folder, discard=None):
     with tff.framework.get_context_stack().install(context):
         asyncio.new_event_loop().run_until_complete(
             program
-        )  # asyncio.run takes away the loop that TFF asks for in other tests
+        )  # asyncio.run removes the loop that TFF needs in other tests.
     state = release_manager.values()[f"training_checkpoint_round_{rounds}"]
     return process.get_model_weights(state).trainable
 
@@ -101,7 +101,7 @@ def test_an_iterator_restores_the_ledger_also_of_clients_that_dropped_out():
     for _ in range(4):
         for iterator in iterators:
             iterator.select(COHORT)
-    copied_iterator = copy.deepcopy(iterators[0])  # of a round that is discarded
+    copied_iterator = copy.deepcopy(iterators[0])  # This round is discarded.
     for iterator in (iterators[0], restored(resumed_source, iterators[1]), copied_iterator):
         iterator.select()
     assert cohorts(resumed_source) == cohorts(whole_source)
@@ -139,7 +139,7 @@ def test_invalid_arguments_and_states_are_refused():
     with refusal(f"k=2 .*cohort_size={COHORT}"):
         source.iterator().select(2)
     iterator = source.iterator()
-    other_source.controller.ledger.append(np.array([0, 1, 2]))  # from outside
+    other_source.controller.ledger.append(np.array([0, 1, 2]))  # The state comes from outside.
     for match in ("belongs to another run", "resume with a new controller"):
         iterator.select()
         with refusal(match):
@@ -151,7 +151,8 @@ def test_invalid_arguments_and_states_are_refused():
         "behavior": source_of(behavior=DeviceBehavior(dropout=0.1)),
         "availability": source_of(availability=Independent(probability=0.9, seed=1)),
     }.items():
-        for saved_iterator in (source.iterator(), iterator):  # before the first round, too
+        # This also holds before the first round.
+        for saved_iterator in (source.iterator(), iterator):
             with refusal(f"a controller of another {argument}"):
                 restored(changed_source, saved_iterator)
         assert len(changed_source.controller.ledger) == 0

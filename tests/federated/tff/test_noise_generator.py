@@ -40,7 +40,7 @@ def normals_of(radius_word, angle_word):
     """Computes the pair of normals of two words of 64 bits."""
     signed = (angle_word >> 40) - (2**24 if angle_word >= 2**63 else 0)
     angle = (signed + 0.5) * np.pi / 2**23
-    # Near 1 float64 holds the distance to 1, and not the number.
+    # Near 1 float64 holds the distance to 1 and not the number itself.
     logarithm = (
         np.log((radius_word + 0.5) / 2**64)
         if radius_word < 2**63

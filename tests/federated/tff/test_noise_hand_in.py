@@ -63,7 +63,7 @@ def test_states_of_another_plan_or_seed_are_refused():
     state = process_of().initialize()
     host = federated.HostNoise
     noise = host.for_state(PLAN, state)
-    # In the graph two rows are in the state of one plan, and one in that of the other.
+    # The graph has two rows in the state of one plan, and one in that of the other.
     recurrent_states = [
         (plan, process_of(plan, strategy="recurrent").initialize()) for plan in (PLAN, NARROW)
     ]

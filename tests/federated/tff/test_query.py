@@ -176,7 +176,7 @@ def test_an_update_beside_many_moves_the_sum_by_its_own_value():
     large_sum = add_up(query, [tf.constant([1.0])])
     for _ in range(14):
         large_sum = query.merge_sample_states(large_sum, large_sum)
-    # half a step of float32 at 2^14
+    # Half a step of float32 at 2^14.
     update = 1e-3
     other_updates = [2.0**-10] * 64
 
@@ -306,6 +306,6 @@ def test_no_digit_of_a_float64_sum_is_finer_than_the_noise():
 
     result = released([1e-9, 3e-10, -2e-10, 1e-10])
     assert result.dtype == np.float64
-    # Division by 1: what comes out is a float32 number, whoever took part.
+    # The result of the division by 1 is a float32 number, whoever took part.
     np.testing.assert_array_equal(result, result.astype(np.float32))
     np.testing.assert_array_equal(result, released([0.0, 0.0, 0.0, 0.0]))

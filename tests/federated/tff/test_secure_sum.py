@@ -17,8 +17,8 @@ def _runtime_with_secure_sums():
     """Replaces TFF's default runtime, which has no secure sum, by one that adds the same integers
     openly.
     """
-    # Both are kept: a runtime that is dropped waits for its worker process to end,
-    # which may be never.
+    # Both runtimes are referenced: a dropped runtime waits for its worker process, which may never
+    # end.
     default_context = tff.framework.get_context_stack().current
     tff.backends.test.set_sync_test_cpp_execution_context()
     _KEPT.extend([default_context, tff.framework.get_context_stack().current])

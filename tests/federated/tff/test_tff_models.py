@@ -54,7 +54,7 @@ class ByHand(models.VariableModel):
         logits = self.logits(batch_input["x"])
         y = batch_input["y"]
         is_right = tf.cast(tf.argmax(logits, -1, tf.int32) == y, tf.float32)
-        if tf.size(y) == 0:  # which AutoGraph rewrites
+        if tf.size(y) == 0:  # AutoGraph rewrites this condition.
             is_right = -is_right
         self.seen.assign_add([tf.reduce_sum(is_right), tf.cast(tf.size(is_right), tf.float32)])
         loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(y, logits))
@@ -87,7 +87,8 @@ def functional(seed):
             tf.nn.embedding_lookup(table, x) @ dense_weights["1 kernel"] + dense_weights["2 bias"]
         )
 
-    def loss(output, label, sample_weight=None):  # of the whole batch, as in TFF's example
+    # The loss is of the whole batch, as in TFF's example.
+    def loss(output, label, sample_weight=None):
         return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(label, output))
 
     table, kernel, bias = small_task().build_model(seed).get_weights()

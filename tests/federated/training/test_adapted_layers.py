@@ -59,12 +59,12 @@ def test_adapted_layers_are_trained_and_exported_with_their_words(kind, tmp_path
     outputs = run.model()(inputs)
     exported = tf.keras.models.load_model(tmp_path / "model.keras")
     np.testing.assert_array_equal(exported(inputs), outputs)
-    # The words go where the weights go, to a model whose own words are in another order.
+    # The words move with the weights to a model whose own words have another order.
     turned = task_of(kind, turned=True)
     for start in ("run", "model.keras"):
         settings = settings_of(initial_model=str(tmp_path / start))
         weights = starting_task(task, settings, None).build_model(0).get_weights()
-        # As a run writes them before its first round, and reads them to go on.
+        # A run writes the words before its first round, and reads them when it resumes.
         folder = RunFolder(tmp_path / f"from {start}")
         folder.path.mkdir()
         folder.write_weights("initial_model", weights)

@@ -28,6 +28,6 @@ def test_a_run_respects_its_budget_resumed_or_not(tmp_path):
     page = write_report([whole_run], tmp_path / "report", title="budget").read_text()
     assert all(f"{share}: {clients} clients" in page for share, clients in spent.items() if clients)
     assert (tmp_path / "report" / "plots" / "spending.png").exists()
-    # The same noise as with the schema that it is of.
+    # The noise is that of the schema from which the budget is derived.
     min_sep_plan = dataclasses.replace(settings, schema="min_sep").plan()
     assert audit.planned.stddev == pytest.approx(min_sep_plan.stddev, rel=1e-11)

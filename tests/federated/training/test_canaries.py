@@ -90,7 +90,7 @@ def test_canaries_are_clients_under_the_schema(canary_run):
     assert rounds.sum(axis=0).max() == 2
     assert all(np.diff(np.flatnonzero(column)).min(initial=4) >= 4 for column in rounds.T)
     assert [row["clients"] for row in canary_run.metrics] == [20] * 8
-    # Canaries stand where clients would.
+    # Canaries take the places of clients.
     assert {row["examples"] for row in canary_run.metrics} < set(range(20))
     audit = audit_run(canary_run)
     assert not audit.contradictions
@@ -121,7 +121,7 @@ def test_releases_contain_the_clipped_updates_of_participating_canaries(tmp_path
     assert np.abs(canary_evidence["releases"] - expected).max() < 6 * meeting
     result = audit_run_canaries(run)
     assert result.took_part == CANARIES
-    assert not result.exceeded  # nothing is claimed
+    assert not result.exceeded  # The plan claims nothing.
     assert all(bound.epsilon_lower > 1 for bound in result.bounds)
 
 

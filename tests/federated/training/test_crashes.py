@@ -18,7 +18,7 @@ from tests.federated.small_runs import assert_same_run, broken_off, config, trai
 from tests.federated.small_task import small_task
 
 pytestmark = pytest.mark.usefixtures("clients_in_turn")
-# Before and behind each, a kill finds another folder.
+# A kill before or after each call leaves another folder.
 POINTS = (
     (RunFolder, "commit"),
     (Journal, "_write"),
@@ -91,7 +91,7 @@ def test_a_metric_that_fails_and_is_fixed_does_not_change_the_release(whole_run,
         train(tmp_path / "run", resume=True, round_metrics=[Broken()])
     seen = []
     run = train(tmp_path / "run", resume=True, round_metrics=[Mended()], on_round=seen.append)
-    assert seen == [3, 4, 5]  # round 2 is in `training.recorded`
+    assert seen == [3, 4, 5]  # Round 2 is in `training.recorded`.
     assert [row["round"] for row in run.metrics] == list(range(6))
     assert [row["largest"] for row in run.metrics].count(0.0) == 1
     np.testing.assert_equal(run.weights, whole_run.weights)
@@ -123,7 +123,8 @@ def test_the_journal_of_a_run_in_tff_contains_neither_key_nor_noise(tmp_path):
             secrets.append(execution.noise.row(t)[:8].tobytes())
         state = execution.noise.hand_in(execution.init())
     secrets.append(np.asarray(the_noise(state).key).tobytes())
-    whole_state = tmp_path / "whole.npz"  # the control: a state with all its leaves has the key
+    # Negative control: a state with all its leaves has the key.
+    whole_state = tmp_path / "whole.npz"
     np.savez(whole_state, *map(np.asarray, tf.nest.flatten(state)))
     assert any(secret in whole_state.read_bytes() for secret in secrets)
     for path in [*(run.path / "private" / "journal").iterdir(), run.path / "private/rounds.jsonl"]:

@@ -56,10 +56,10 @@ def noisy(losses, seed=0):
     "losses",
     [
         np.linspace(6, 2, 400),
-        np.full(400, 6.0),  # learns nothing
-        # Worse than it was, better than nothing
+        np.full(400, 6.0),  # This run learns nothing.
+        # These losses become worse, but stay below the start.
         np.r_[np.linspace(6, 3, 100), np.linspace(3, 5, 300)],
-        # Bad rounds, of which one below the start counts from new
+        # Bad rounds, of which a single one below the start restarts the count.
         np.r_[np.full(START_ROUNDS, 6.0), np.tile([*np.full(ROUNDS_ABOVE_START - 1, 30), 3], 5)],
     ],
 )
@@ -132,8 +132,8 @@ def test_the_rule_is_for_a_server_of_sgd(plan):
     assert rate_of(plan, server_optimizer="adam") is None
     # Without momentum a step counts once, and not 1 / (1 - 0.95) = 20 times.
     assert rate_of(plan, server_momentum=0.0) == pytest.approx(20 * rate_of(plan))
-    # The claimed cohort divides the noise of a simulation as its own size does
-    # that of the run itself.
+    # The claimed cohort divides the noise of a simulation, as the run's own cohort divides that of
+    # the run.
     simulating_plan = plan.simulating(simulated=20, claimed=60)
     assert rate_of(simulating_plan, claimed_cohort=60) > 2 * rate_of(plan)
 

@@ -21,7 +21,7 @@ def stopped_after(losses, patience, largest_loss=None, resumed=0):
     for loss in losses:
         if largest_loss is None:
             rows += [{}, {"validation": {"loss": loss}}]
-        else:  # the rounds' own losses go up and down, their means do not
+        else:  # Losses of single rounds go up and down, and their means do not.
             clients = 0.0 if math.isnan(loss) else 2.0
             client_losses = (loss + 1, loss - 1) if clients else (0.0, 0.0)
             rows += [{"private": {"clients": clients, "loss": value}} for value in client_losses]
@@ -47,13 +47,14 @@ def test_a_run_stops_after_patience_evaluations_without_improvement(largest_loss
         return stopped_after(losses, patience, largest_loss, resumed)
 
     assert stops_after([5, 4, 3, 2, 1], 1) == []
-    assert stops_after([5, 4, 4, 3], 1) == [6]  # equal is not better
+    assert stops_after([5, 4, 4, 3], 1) == [6]  # An equal loss is not better.
     assert stops_after([5, 4, 6, 3, 3.5, 3.1, 2], 2) == [12]
     assert stops_after([5, 4, 6, 3, 3.5, 3.1, 2], 3) == []
-    assert stops_after([5, math.nan, math.nan, 1], 2) == [6]  # no loss is none that is better
-    if largest_loss is None:  # a private loss is finite
+    assert stops_after([5, math.nan, math.nan, 1], 2) == [6]  # A missing loss is not better.
+    if largest_loss is None:  # A private loss is finite.
         assert stops_after([5, -math.inf, -math.inf, 1], 2) == [6]
-    assert stops_after([5, 4, 6, 7, 8], 2, resumed=8) == [8]  # as before the resume
+    # This equals the result before the resume.
+    assert stops_after([5, 4, 6, 7, 8], 2, resumed=8) == [8]
     assert stops_after([1], 1) == []
 
 
@@ -73,5 +74,5 @@ def test_a_run_that_no_longer_improves_ends_and_states_all_rounds(tmp_path, shar
         run = train(tmp_path, settings, callbacks=[federated.EarlyStopping(1)])
     assert run.result is None
     assert 1 < run.num_rounds() == len(run.metrics) < 8
-    # test_stopping_in_training.py has what that means for the guarantee
+    # test_stopping_in_training.py tests the guarantee of such runs.
     assert "because of its results" in fedmf.audit_run(tmp_path).unrecorded

@@ -29,7 +29,7 @@ def evaluated(limit, monkeypatch):
     task = small_task()
     evaluate = evaluation.KerasEvaluator(task.learner, task.client_settings(config()))
     values = evaluate(start_of(task, 0), task.split("validation")).values
-    return values, len(batches_taken) - 1  # one example more, to see how large outputs are
+    return values, len(batches_taken) - 1  # One more example shows how large outputs are.
 
 
 def test_outputs_of_a_batch_are_at_most_the_limit(monkeypatch):

@@ -26,13 +26,13 @@ from tests.refusals import refusal
 
 CLIENTS = 9
 WIDTH = 4
-# Every update would be clipped, and scaled; of fine-tuning each step is, and
-# two of them go farther than the norm.
+# Every update of the run would be clipped and scaled. Fine-tuning bounds each step, and two steps
+# go farther than the clip norm.
 SETTINGS = {
     "rounds": 2, "clip_norm": 0.15, "client_learning_rate": 30.0, "client_batches": 1,
     "server_optimizer": "scaled-adam",
 }  # fmt: skip
-RATE = 3.0  # the default, a tenth
+RATE = 3.0  # The default is a tenth.
 
 
 def classes_of_clients():
@@ -314,7 +314,7 @@ def test_the_rate_of_the_lowest_mean_loss_is_chosen(
     measurements = []
 
     def loss(self, weights, examples):
-        if isinstance(weights, list):  # those of the run
+        if isinstance(weights, list):  # The losses are those of the run.
             return math.nan if len(measurements) == 0 and not measurements.append(None) else 1.0
         measurements.append(weights)
         return losses[weights] * len(examples[1])
@@ -345,7 +345,8 @@ def test_the_rate_of_the_lowest_mean_loss_is_chosen(
         ([1, 1, 1], [1.1, 1.1, 0.1], 0, "2 of 3"),  # most
         ([1, 1, 1], [0.5, 0.5, math.inf], 0, "1 of 3"),
         ([1, 1, 1], [0.5, 0.5, 0.5], 4, "4 of 7"),
-        ([1, math.nan], [0.9, math.nan], 0, None),  # not defined on a client's examples
+        # The metric is undefined on one client's examples.
+        ([1, math.nan], [0.9, math.nan], 0, None),
         ([1, 1, 1], [1, 1, 1], 0, None),
     ],
 )
@@ -394,5 +395,5 @@ def test_a_compiled_epoch_is_used_if_it_exists(trained_run):
     batches = [
         -(-count(client.epochs[0]) // 4) for client, _ in divided(trained_run, tuned(trained_run))
     ]
-    assert len(calls) == sum(batches)  # each is an epoch, whose step is bounded
+    assert len(calls) == sum(batches)  # Each epoch is one bounded step.
     assert loss["after"] == loss["before"]

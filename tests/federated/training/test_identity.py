@@ -119,7 +119,7 @@ def test_a_file_that_changed_is_refused_before_round_0(tmp_path, name):
     folder = begin(tmp_path / "run")
     path = folder.path / name
     settings = SETTINGS
-    if name == "config.json":  # and the caller's config with it
+    if name == "config.json":  # The caller's config has the change too.
         settings = config(cohort_size=6, client_learning_rate=0.25)
         path.write_text(settings.to_json())
     elif name == "mechanism.npz":
@@ -135,7 +135,7 @@ def test_a_file_that_changed_is_refused_before_round_0(tmp_path, name):
 def test_another_mechanism_of_the_same_description_is_refused(tmp_path):
     def plan_of(a):
         diagonals = np.tile([a, np.sqrt(1 - a * a)], (SETTINGS.rounds, 1))
-        # columns of norm 1
+        # Columns have norm 1.
         diagonals[0, 1] = 0
         diagonals[-1, 0] = 1
         return dataclasses.replace(SETTINGS.plan(), mechanism=BandedMechanism(diagonals=diagonals))
@@ -221,7 +221,7 @@ def test_an_accepted_other_program_resumes_and_plan_json_records_it(tmp_path):
         train(tmp_path, task=other_task, resume=True)
     with pytest.warns(UserWarning, match="resume no copy of this folder"):
         train(tmp_path, task=other_task, resume=True, accept_changed_task=True, stop_after=2)
-    with refusal("accept_changed_task=True"):  # nothing was computed by it
+    with refusal("accept_changed_task=True"):  # Nothing was computed by that program.
         train(tmp_path, task=other_task, resume=True)
     with pytest.warns(UserWarning, match="embeddings_initializer.config.seed is 4"):
         train(tmp_path, task=other_task, resume=True, accept_changed_task=True, stop_after=4)
@@ -233,7 +233,7 @@ def test_an_accepted_other_program_resumes_and_plan_json_records_it(tmp_path):
 
 
 def test_no_file_outside_the_private_folder_has_the_version_of_the_data(tmp_path):
-    # It may be a digest of clients' examples, which confirms a guess of them.
+    # The version may be a digest of clients' examples, which confirms a guess of them.
     secret = "a-digest-of-all-examples"
     folder = tmp_path / "run"
     train(folder, task=small_task(data_version=secret))

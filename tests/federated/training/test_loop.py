@@ -77,7 +77,7 @@ def test_the_run_folder_records_the_run_and_hides_the_seed(tmp_path):
         assert split == "validation"
         return small_task().evaluation_examples(split)
 
-    # As runs of a search: the test split is not read.
+    # Runs of a search do not read the test split.
     task = small_task(evaluation_examples=validation_only)
     settings = config(noise_multiplier=None, epsilon=8.0, claimed_cohort=40)
     run = train(tmp_path / "run", settings, task, noise_seed=918273645, test=False)
@@ -89,7 +89,7 @@ def test_the_run_folder_records_the_run_and_hides_the_seed(tmp_path):
     assert "That run needs 80 clients, and the data here are of 12." in " ".join(
         run.statement.replace("\n> ", " ").split()
     )
-    assert run.result["achieved"] is None  # the run that this one stands for was not observed
+    assert run.result["achieved"] is None  # The simulated run was not observed.
     assert run.result["participation"]["min_separation"] >= 2
     seed = run.path / "private" / "noise_seed"
     assert seed.read_text() == "918273645\n"
@@ -126,7 +126,7 @@ def test_a_crash_loses_no_round(whole_run, tmp_path):
     interrupted_folder = broken_off(tmp_path / "parts", 5)
     for name in ("metrics.jsonl", "participation.csv", "timings.jsonl"):
         with open(interrupted_folder / name, "a") as rows:
-            rows.write('{"round": 5, "cli')  # a row half written
+            rows.write('{"round": 5, "cli')  # A row is half written.
     without_files = shutil.copytree(interrupted_folder, tmp_path / "none")
     for name in ("metrics.jsonl", "participation.csv", "timings.jsonl"):
         (without_files / name).unlink()
@@ -316,7 +316,7 @@ def test_a_diverging_run_stops_with_stop_on_divergence(tmp_path):
     assert 0 < rounds < 40
     assert f"{rounds} of 40 rounds are saved in {tmp_path}" in str(stop.value)
     assert RunFolder(tmp_path).committed_rounds() == rounds
-    # The data decided on the end: what holds is the guarantee of all rounds.
+    # The data decided on the end, so that the guarantee of all rounds holds.
     audit = fedmf.audit_run(tmp_path)
     assert audit.epsilon == audit.planned.epsilon == DIVERGING.plan().epsilon
     assert f"rounds {rounds} to 39 are not in the record" in audit.unrecorded
@@ -342,7 +342,7 @@ def test_a_run_without_noise_needs_no_noise_seed(tmp_path):
     silent_settings = [config(family="none", noise_multiplier=None), config(noise_multiplier=0.0)]
     for number, settings in enumerate(silent_settings):
         run = train(tmp_path / str(number), settings, noise_seed=None, stop_after=1)
-        # Drawn: cohorts of a sampling follow from it.
+        # The seed is drawn, because sampled cohorts follow from it.
         assert int((run.path / "private" / "noise_seed").read_text()) > 2**64
     noisy_plan = config().plan()
     for settings, plan in (

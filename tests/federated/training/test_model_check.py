@@ -182,7 +182,7 @@ def test_losses_that_draw_or_read_variables_are_refused():
     weight = tf.Variable(2.0)
     for loss, match in (
         (lambda y, logits, real: tf.reduce_mean(logits) + tf.random.uniform([]), "draws random"),
-        # It may change between rounds.
+        # The learning phase may change between rounds.
         (lambda y, logits, real: weight * tf.reduce_mean(logits), "no weight of the model"),
     ):
         refused(small_task(loss=loss), match)

@@ -60,7 +60,7 @@ def test_a_metric_has_a_column_that_the_guarantee_does_not_cover(tmp_path):
     assert rows[2]["first_client"] == min(
         int(client) for t, client in participation_rows if t == "2"
     )
-    # Negative control: nothing has the column unasked.
+    # Negative control: a run without the metric has no such column.
     assert "step_length" not in train(tmp_path / "bare", config()).table()
 
 

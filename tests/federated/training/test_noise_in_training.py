@@ -28,7 +28,7 @@ def test_a_resume_may_change_the_strategy(tmp_path, whole_weights):
 
 @pytest.mark.slow
 def test_noise_on_disk_is_announced_and_removed(tmp_path, capsys, whole_weights):
-    # The negative control: another seed is no rounding.
+    # Negative control: another seed changes weights by more than rounding.
     quiet = train(tmp_path / "quiet", SETTINGS, progress=True, noise_seed=10)
     assert all(
         np.abs(weight - whole_weight).max() > 1e-3

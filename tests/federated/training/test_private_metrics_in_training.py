@@ -24,7 +24,7 @@ from tests.federated.small_task import small_task
 from tests.federated.training.test_adaptive_training import BOTH
 from tests.refusals import refusal
 
-# With all else that is in the state between rounds
+# This config uses every part of the state between rounds.
 SETTINGS = config(private_metrics=0.1, largest_loss=4.0, **BOTH)
 
 
@@ -101,7 +101,7 @@ def test_a_resume_releases_identical_private_metrics(whole_run, tmp_path):
             "covered/clip_norm covered/noise_stddev covered/private/loss covered/scale_drift",
         ),
         ({"family": "none", "noise_multiplier": None}, ""),
-        # The guarantee is that of the cohort that it stands for, and its noise is less.
+        # The guarantee is that of the claimed cohort, and the noise is less.
         ({"claimed_cohort": 40}, ""),
     ],
 )
@@ -175,7 +175,7 @@ def test_a_private_metric_is_committed_with_its_round_and_never_computed_again(t
     """Another metric has another sum, and the same noise under both would give both away."""
     broken_off(tmp_path, 3, SETTINGS)
     rows_before = [row["private"] for row in fedmf.Run.load(tmp_path).metrics]
-    # As after a kill before the newest row was written.
+    # The folder is as after a kill before the newest row was written.
     rows = (tmp_path / "metrics.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "metrics.jsonl").write_text("".join(rows[:2]))
     run = train(tmp_path, SETTINGS, with_metric(Other), resume=True)

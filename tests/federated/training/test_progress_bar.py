@@ -49,7 +49,7 @@ def test_the_loss_shows_progress_while_the_accuracy_is_0(monkeypatch):
         "6.900",
         "5.250",
     ]
-    # A narrow terminal cuts what comes last.
+    # A narrow terminal cuts the end of the bar.
     assert [*postfixes[-1]] == ["validation loss", "accuracy", "loss", "clients/s"]
     assert postfixes[-1]["accuracy"] == "0.0000"
 

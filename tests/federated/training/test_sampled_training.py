@@ -85,7 +85,7 @@ def test_simulating_a_larger_cohort_samples_the_smaller_one(tmp_path):
     settings = sampled(claimed_cohort=6, cohort_size=2)
     plan = settings.plan()
     assert plan.sampling.cohort_size == 6
-    assert plan.sampling.probability == 1  # the claimed cohort is the whole part
+    assert plan.sampling.probability == 1  # The claimed cohort is the whole partition.
     assert run_controller(len(small_task().client_ids), settings, plan, 9).sampling.cohort_size == 2
 
 

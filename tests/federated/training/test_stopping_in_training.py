@@ -18,7 +18,7 @@ def test_a_run_stops_before_it_exceeds_an_epsilon_or_its_plan(tmp_path):
     settings = config()
     plan = settings.plan()
     epsilons = [stopped_after(plan, rounds).epsilon for rounds in range(1, settings.rounds + 1)]
-    # Before a round that counts; single rounds in between may cost nothing more.
+    # The limit is before a round that increases epsilon; single rounds may cost nothing more.
     rounds = next(
         round_count
         for round_count in range(2, settings.rounds)
@@ -40,7 +40,7 @@ def test_a_run_stops_before_it_exceeds_an_epsilon_or_its_plan(tmp_path):
         assert f"this is about the first {rounds} of them" in " ".join(text.split())
     page = write_report([run], tmp_path / "report", title="ended").read_text()
     assert f"ended after {rounds} of {settings.rounds} rounds" in page
-    # In two parts it is the same run, and then it has ended.
+    # Trained in two parts it is the same run, and then it has ended.
     resumed_folder = tmp_path / "parts"
     train(resumed_folder, ending, stop_after=rounds - 1)
     assert_same_run(run, train(resumed_folder, ending, resume=True))
@@ -53,8 +53,8 @@ def test_a_run_stops_before_it_exceeds_an_epsilon_or_its_plan(tmp_path):
             train(resumed_folder, other_settings, resume=True)
     with refusal("with canaries=2"):
         dataclasses.replace(ending, canaries=2)
-    # What was released beyond a smaller number of rounds is not forgotten; and the record is that
-    # of a finished run.
+    # Releases beyond a smaller number of rounds still count, and the record is that of a finished
+    # run.
     result = json.loads((run.path / "result.json").read_text())
     (run.path / "result.json").write_text(json.dumps(result | {"ended_after": rounds - 1}))
     assert fedmf.audit_run(run.path).planned.participation.rounds == settings.rounds

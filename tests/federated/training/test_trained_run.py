@@ -86,7 +86,7 @@ def test_clients_with_infinite_metrics_are_counted_separately(whole_run, monkeyp
 def test_an_unfinished_run_has_the_weights_of_its_newest_round(tmp_path, execution):
     unfinished_run = read(broken_off(tmp_path, 4, config(execution)))
     assert unfinished_run.num_rounds() == 4
-    # Validated after the same round.
+    # Both validations are after the same round.
     assert unfinished_run.evaluate("validation") == unfinished_run.metrics[3]["validation"]
 
 

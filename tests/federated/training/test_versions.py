@@ -27,7 +27,7 @@ def folders(tmp_path_factory):
         if not python.exists():
             pytest.skip(f"{python.relative_to(ROOT)} is not there: make setup test-modern")
     shared = tmp_path_factory.mktemp("shared")
-    # A fit by another scipy is another in its last digits.
+    # Another version of SciPy fits other last digits.
     program(f"fit --rounds 6 --min-sep 2 --family banded --out {shared}/mechanism.npz")
     program(f"data synth --clients 20 --out {shared}/corpus.sqlite")
     folders = []
@@ -78,7 +78,7 @@ def test_models_and_metrics_agree_to_float32_rounding(runs):
     for weight, expected in zip(new_run.weights, old_run.weights, strict=True):
         np.testing.assert_allclose(weight, expected, rtol=1e-5, atol=1e-6)
     first_loss, *_, last_loss = (row["train_loss"] for row in new_run.metrics)
-    assert abs(last_loss / first_loss - 1) > 0.05  # what is compared depends on the training
+    assert abs(last_loss / first_loss - 1) > 0.05  # The compared weights depend on the training.
     for row, expected in zip(new_run.metrics, old_run.metrics, strict=True):
         validation = row.pop("validation", {})
         expected_validation = expected.pop("validation", {})

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-# Commands, a line each; every import of TFF and what comes with it alone fails.
+# The program runs commands, one per line; every import of TFF and its companions fails.
 _PROGRAM = """
 import sys
 for name in ("tensorflow_federated", "tensorflow_privacy", "jax"):
@@ -21,7 +21,8 @@ for line in sys.argv[1:]:
 
 
 def without_tff(*commands):
-    # As processes have it that fedmf starts; jax, where TensorFlow imports it first, says 1.
+    # Processes that fedmf starts have this value; jax sets it to 1 where TensorFlow imports it
+    # first.
     environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "2"}
     command = [sys.executable, "-c", _PROGRAM, *commands]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
