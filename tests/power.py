@@ -15,7 +15,7 @@ FALSE_POSITIVE_RATE = 1e-6
 MISS_RATE = 1e-6
 
 
-def trials_that_see(missed, start=64) -> int:
+def trials_that_detect(missed, start=64) -> int:
     """Returns the least number of trials start * 2**(i / 2) with missed(trials) <= MISS_RATE."""
     for i in range(60):
         trials = round(start * 2 ** (i / 2))
@@ -117,7 +117,7 @@ def p_of_count(count, trials, share) -> float:
     return float(min(1.0, 2 * min(tails)))
 
 
-def preferring_the_first(places, weight, size=1) -> tuple[np.ndarray, np.ndarray]:
+def preference_probabilities(places, weight, size=1) -> tuple[np.ndarray, np.ndarray]:
     """Returns the probabilities of all sets of `size` places: uniform ones, and with a preferred
     place.
 
@@ -141,15 +141,15 @@ def preferring_the_first(places, weight, size=1) -> tuple[np.ndarray, np.ndarray
     return np.full(len(sets), 1 / len(sets)), truth
 
 
-def draws_that_see(claimed, truth, rate=FALSE_POSITIVE_RATE) -> int:
+def draws_that_detect(claimed, truth, rate=FALSE_POSITIVE_RATE) -> int:
     """Returns the number of draws with which Pearson's test tells `truth` from `claimed`."""
     distance = float(((truth - claimed) ** 2 / claimed).sum())
-    return trials_that_see(
+    return trials_that_detect(
         lambda draws: missed_by_chi_square(draws * distance, len(claimed) - 1, rate)
     )
 
 
-def unrelated(a, b, departure) -> bool:
+def is_uncorrelated(a, b, departure) -> bool:
     """Returns whether the correlation of two samples is within its limits.
 
     A correlation of `departure` would exceed them.
@@ -160,7 +160,7 @@ def unrelated(a, b, departure) -> bool:
     return bool(scipy.stats.pearsonr(a, b)[1] > FALSE_POSITIVE_RATE)
 
 
-def distributed(values, distribution, departure) -> bool:
+def has_distribution(values, distribution, departure) -> bool:
     """Returns whether values pass a Kolmogorov-Smirnov test.
 
     Values of a distribution at a distance above `departure` would fail it.
@@ -171,7 +171,7 @@ def distributed(values, distribution, departure) -> bool:
     return bool(scipy.stats.kstest(values, distribution).pvalue > FALSE_POSITIVE_RATE)
 
 
-def counted(count, trials, share, departure) -> bool:
+def has_share(count, trials, share, departure) -> bool:
     """Returns whether a count fits its share; a count of share `departure` would not."""
     assert missed_by_count(trials, share, departure) <= MISS_RATE, (
         "too few trials for this departure"

@@ -119,7 +119,7 @@ def part_of(dotted):
     return inner_names[0] if inner_names and inner_names[0] in FLOOR else "__init__"
 
 
-def upward(name, imports):
+def upward_imports(name, imports):
     """Returns the imports that the layers forbid."""
     own_part = part_of(name)
     forbidden_imports = []
@@ -140,7 +140,7 @@ def upward(name, imports):
     return forbidden_imports
 
 
-def circles(graph):
+def modules_in_cycles(graph):
     """Returns the modules that import themselves through other modules."""
 
     def reach(start):
@@ -155,7 +155,7 @@ def circles(graph):
     return {name for name in graph if name in reach(name)}
 
 
-def importing(unwanted):
+def unwanted_imports(unwanted):
     """Returns the imports for which `unwanted(part, target)` holds, with their places."""
     return [
         f"{name}:{line} imports {target}"
@@ -174,7 +174,7 @@ def test_imports_point_down():
     assert [
         forbidden_import
         for name, module_imports in imports().items()
-        for forbidden_import in upward(name, module_imports)
+        for forbidden_import in upward_imports(name, module_imports)
     ] == []
 
 
@@ -187,12 +187,12 @@ def test_modules_do_not_import_each_other_in_cycles():
         }
         # A package's __init__ imports its modules, and they do not import the package.
         graph[name] = targets & set(SOURCES) - {name, "fedmf"}
-    assert circles(graph) == set()
+    assert modules_in_cycles(graph) == set()
 
 
 def test_nothing_above_the_line_imports_a_framework():
     assert (
-        importing(
+        unwanted_imports(
             lambda part, target: part in ABOVE_THE_LINE and target.split(".")[0] in FRAMEWORKS
         )
         == []
@@ -206,11 +206,11 @@ def test_the_simulation_runs_and_sweeps_need_no_framework():
             names[0] in FRAMEWORKS or names[:2] == ["fedmf", "federated"]
         )
 
-    assert importing(unwanted) == []
+    assert unwanted_imports(unwanted) == []
 
 
 def test_tff_and_tf_privacy_are_imported_in_one_module():
-    tff = importing(
+    tff = unwanted_imports(
         lambda part, target: target.startswith(("tensorflow_federated", "tensorflow_privacy"))
     )
     assert {import_place.split(":")[0] for import_place in tff} == {"fedmf.federated.tff"}
@@ -272,7 +272,7 @@ class TestTheTestItself:
     """Negative controls: each rule detects the mistake that it is for."""
 
     def broken(self, text, name="fedmf.workloads"):
-        return upward(name, imports_of(text))
+        return upward_imports(name, imports_of(text))
 
     def test_upward_imports_are_detected(self):
         for text in [
@@ -296,4 +296,8 @@ class TestTheTestItself:
         assert schema_names_compared('"budget" in schema.settings') == []
 
     def test_cycles_are_detected(self):
-        assert circles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == {"a", "b", "c"}
+        assert modules_in_cycles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == {
+            "a",
+            "b",
+            "c",
+        }

@@ -17,16 +17,16 @@ from fedmf import partition
 from tests.power import (
     FALSE_POSITIVE_RATE,
     MISS_RATE,
-    draws_that_see,
+    draws_that_detect,
     missed_by_variance,
-    preferring_the_first,
+    preference_probabilities,
 )
 from tests.refusals import assert_refused, named
 
 LABELS = np.arange(30) % 3
 
 
-def passes(counts, claimed):
+def passes_chi_square(counts, claimed):
     """Returns whether counts pass Pearson's test of these probabilities."""
     expected = np.sum(counts) * np.asarray(claimed)
     return scipy.stats.chisquare(counts, expected).pvalue > FALSE_POSITIVE_RATE
@@ -118,7 +118,7 @@ def test_the_first_clients_have_the_distribution_of_hsu_et_al(alpha):
         np.array(list(dirichlet_law(departure, 3).values())) for departure in departures
     ]
     draws = max(
-        draws_that_see(claimed_probabilities, departure) for departure in departed_probabilities
+        draws_that_detect(claimed_probabilities, departure) for departure in departed_probabilities
     )
 
     def counted(alpha):
@@ -130,8 +130,8 @@ def test_the_first_clients_have_the_distribution_of_hsu_et_al(alpha):
             )
         return [outcome_counts[counts] for counts in law]
 
-    assert passes(counted(alpha), claimed_probabilities)
-    assert not passes(counted(3 * alpha), claimed_probabilities)
+    assert passes_chi_square(counted(alpha), claimed_probabilities)
+    assert not passes_chi_square(counted(3 * alpha), claimed_probabilities)
 
 
 @pytest.mark.parametrize(
@@ -146,15 +146,15 @@ def test_the_first_clients_have_the_distribution_of_hsu_et_al(alpha):
 )
 def test_the_examples_of_a_client_are_a_uniform_sample(assign):
     """Rejects once in a million, and as rarely misses an example of three times the probability."""
-    uniform, weighted = preferring_the_first(6, 3.0, size=2)
-    draws = draws_that_see(uniform, weighted)
+    uniform, weighted = preference_probabilities(6, 3.0, size=2)
+    draws = draws_that_detect(uniform, weighted)
     sets = list(itertools.combinations(range(6), 2))
     outcome_counts = collections.Counter(
         tuple(np.flatnonzero(assign(seed) == 0).tolist()) for seed in range(draws)
     )
-    assert passes([outcome_counts[example_set] for example_set in sets], uniform)
+    assert passes_chi_square([outcome_counts[example_set] for example_set in sets], uniform)
     rng = np.random.default_rng(0)
-    assert not passes(rng.multinomial(draws, weighted), uniform)
+    assert not passes_chi_square(rng.multinomial(draws, weighted), uniform)
 
 
 def test_clients_have_the_shards_of_mcmahan_et_al():

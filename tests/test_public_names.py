@@ -33,7 +33,7 @@ FIXED_FEDERATED = "MatrixFactorizationQuery dp_aggregator Task train"
 NAMES = {name: getattr(fedmf, name) for name in fedmf.__all__}
 
 
-def lacking(thing):
+def missing_sections(thing):
     """Returns the sections that a docstring should have and lacks."""
     text = inspect.getdoc(thing) or ""
     if inspect.isclass(thing):
@@ -49,7 +49,7 @@ def lacking(thing):
 
 
 def test_docstrings_have_sections_for_arguments_results_and_errors():
-    assert [name for name, thing in NAMES.items() if lacking(thing)] == []
+    assert [name for name, thing in NAMES.items() if missing_sections(thing)] == []
 
 
 # Words of a Raises section that name no condition.
@@ -109,8 +109,8 @@ def test_a_docstring_without_sections_is_detected():
     class Silent:
         """Has x."""
 
-    assert lacking(silent) == ["Raises:", "Args:", "Returns:"]
-    assert lacking(Silent)
+    assert missing_sections(silent) == ["Raises:", "Args:", "Returns:"]
+    assert missing_sections(Silent)
 
 
 def test_the_fixed_names_exist():

@@ -27,7 +27,7 @@ def sample_less_noise(monkeypatch):
     monkeypatch.setattr(aggregator_noise, "DETECTED_CUT", 3.5)
 
 
-def alone(*names):
+def only_test(*names):
     """Returns the value of `leave_out` that runs these movement tests alone."""
     return ",".join(name for name in MOVEMENT_TESTS if name not in names)
 
@@ -38,7 +38,7 @@ def test_audit_fails_each_known_mistake(name, monkeypatch):
     mistake = MISTAKES[name]
     if not mistake.needs_all_noise:
         sample_less_noise(monkeypatch)
-    claim_values = {"confidence": 1 - 1e-6, "leave_out": alone(mistake.test)} | mistake.changes
+    claim_values = {"confidence": 1 - 1e-6, "leave_out": only_test(mistake.test)} | mistake.changes
     result = audit_aggregator(mistake.make, claim(**claim_values))
     assert mistake.test in result.failed
     verdict = next(test.verdict for test in result.tests if test.name == mistake.test)
@@ -72,18 +72,18 @@ def test_epsilons_of_a_claim_are_those_of_the_accountant():
 
 def test_deviations_of_the_stated_size_are_detected():
     """Tests the stated power, with one miss in a million."""
-    honest_audit = audit_aggregator(aggregator(), claim(leave_out=alone("norms", "one")))
+    honest_audit = audit_aggregator(aggregator(), claim(leave_out=only_test("norms", "one")))
     seen_factors = {test.name: test.sees for test in honest_audit.tests}
 
     def too_far(norm):
         return lambda update: [norm * array for array in aggregators.as_one(update)]
 
     for name in ("norms", "one"):
-        declared_claim = claim(leave_out=alone(name))
+        declared_claim = claim(leave_out=only_test(name))
         assert (
             name in audit_aggregator(aggregator(too_far(seen_factors[name])), declared_claim).failed
         )
-    declared_claim = claim(leave_out=alone())
+    declared_claim = claim(leave_out=only_test())
     quiet_audit = audit_aggregator(
         aggregator(finish=aggregators.scaled(1 / seen_factors["noise"])), declared_claim
     )
@@ -136,7 +136,7 @@ def served_claim(**changes):
     return claim(rounds=8, clip_norm=0.5, shapes="40x30,30,1", clients=SERVED_CLIENTS, **changes)
 
 
-def planned(family, min_sep, multiplier):
+def planned_server(family, min_sep, multiplier):
     """Returns a maker of a `Server` for each run; every round has clients of its own."""
     plan_config = fedmf.PlanConfig(
         rounds=8, min_sep=min_sep, family=family, noise_multiplier=multiplier, clip_norm=0.5
@@ -173,15 +173,17 @@ def planned(family, min_sep, multiplier):
 def test_audit_passes_a_server(family, min_sep, noise, tests, monkeypatch):
     if tests != MOVEMENT_TESTS:
         sample_less_noise(monkeypatch)
-    claim_values = {"noise": noise, "leave_out": alone(*tests) or None}
+    claim_values = {"noise": noise, "leave_out": only_test(*tests) or None}
     claim_values["min_sep"] = min_sep if noise == "correlated" else None
-    result = audit_aggregator(planned(family, min_sep, MULTIPLIER), served_claim(**claim_values))
+    result = audit_aggregator(
+        planned_server(family, min_sep, MULTIPLIER), served_claim(**claim_values)
+    )
     assert result.failed == ()
     assert result.noise_multiplier_most >= MULTIPLIER
     # With less noise than claimed, correlated noise fails as well.
     sample_less_noise(monkeypatch)
-    quiet_server = planned(family, min_sep, 0.8 * MULTIPLIER)
-    claim_values["leave_out"] = alone()
+    quiet_server = planned_server(family, min_sep, 0.8 * MULTIPLIER)
+    claim_values["leave_out"] = only_test()
     assert audit_aggregator(quiet_server, served_claim(**claim_values)).failed == ("noise",)
 
 
@@ -197,14 +199,14 @@ def test_nan_on_updates_of_zeros_fails():
         with np.errstate(all="ignore"):
             return [array / aggregators.norm_of(update) for array in update]
 
-    failed_audit = audit_aggregator(aggregator(divides), claim(leave_out=alone()))
+    failed_audit = audit_aggregator(aggregator(divides), claim(leave_out=only_test()))
     assert failed_audit.failed == ("zeros",)
     assert failed_audit.values()["epsilon_run"] is None
 
     def raises(update):
         return [array * min(1, 1 / aggregators.norm_of(update)) for array in update]
 
-    assert "zeros" in audit_aggregator(aggregator(raises), claim(leave_out=alone())).failed
+    assert "zeros" in audit_aggregator(aggregator(raises), claim(leave_out=only_test())).failed
 
 
 @pytest.mark.parametrize(
@@ -251,7 +253,7 @@ def test_audit_refuses_a_function_that_works_on_zeros_alone():
 
     rng = np.random.default_rng()
     with refusal("OverflowError"):
-        audit_aggregator(lambda: aggregate, claim(leave_out=alone()))
+        audit_aggregator(lambda: aggregate, claim(leave_out=only_test()))
 
 
 ROUNDS = 32
@@ -301,7 +303,7 @@ def test_correlated_noise_is_compared_with_all_participations(monkeypatch):
     """Tests that noise for one participation passes for one participation, and not for more."""
     sample_less_noise(monkeypatch)
     claim_values = {"noise": "correlated", "rounds": ROUNDS, "shapes": "1000"}
-    claim_values |= {"clients": FEW_CLIENTS, "leave_out": alone()}
+    claim_values |= {"clients": FEW_CLIENTS, "leave_out": only_test()}
     repeated_claim = claim(**claim_values, min_sep=MIN_SEP)
     result = audit_aggregator(banded_noise(ROUNDS // MIN_SEP, ROUNDS), repeated_claim)
     assert result.failed == ()
@@ -322,7 +324,7 @@ def test_correlated_noise_of_more_rounds_than_were_sampled_fails(monkeypatch):
         min_sep=MIN_SEP,
         shapes="1000",
         clients=FEW_CLIENTS,
-        leave_out=alone(),
+        leave_out=only_test(),
     )
     result = audit_aggregator(banded_noise(8, ROUNDS), correlated_claim)
     assert result.failed == ("rounds",)

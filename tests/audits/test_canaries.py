@@ -23,7 +23,7 @@ from fedmf.privacy.gaussian import gaussian_noise_multiplier
 from fedmf.privacy.plan import unamplified_epsilon
 from tests.mechanisms.registry import MECHANISMS
 from tests.mechanisms.schemas import epochs, fitted, separated
-from tests.power import FALSE_POSITIVE_RATE, counted, missed_by_count, trials_that_see
+from tests.power import FALSE_POSITIVE_RATE, has_share, missed_by_count, trials_that_detect
 from tests.refusals import refusal
 
 ROUNDS = 16
@@ -137,7 +137,7 @@ def test_normal_bound_exceeds_the_truth_at_the_stated_rate(monkeypatch):
     monkeypatch.setattr(
         canary_bounds, "gaussian_epsilon", lambda noise_multiplier, delta: 1 / noise_multiplier
     )
-    num_trials = trials_that_see(
+    num_trials = trials_that_detect(
         lambda n: max(missed_by_count(n, SIGNIFICANCE, wrong_rate) for wrong_rate in (0.025, 0.1))
     )
     rng = np.random.default_rng(1)
@@ -146,7 +146,7 @@ def test_normal_bound_exceeds_the_truth_at_the_stated_rate(monkeypatch):
         is_included = rng.random(100) < 0.5
         scores = 3 * rng.standard_normal(100) + 3 * 0.8 * is_included
         num_above += normal_epsilon_bound(scores, is_included, 1e-6, SIGNIFICANCE) > 0.8
-    assert counted(num_above, num_trials, SIGNIFICANCE, 0.1)
+    assert has_share(num_above, num_trials, SIGNIFICANCE, 0.1)
 
 
 def plan_of(family="banded", epsilon=8.0, **changes):
@@ -223,7 +223,7 @@ class Departure:
                 scipy.stats.nct.cdf(needed_statistic, count - 2, self.snr(plan, count) / signal_std)
             )
 
-        return trials_that_see(missed)
+        return trials_that_detect(missed)
 
 
 @pytest.mark.parametrize("family", ["identity", "banded", "blt", "tree"])
@@ -280,7 +280,7 @@ def test_canaries_of_very_many_rounds_form_no_matrix(monkeypatch):
         release_scores(fedmf.mechanisms.TreeMechanism(rounds=30_000), rounds, releases, 1.0)
 
 
-RUNS = trials_that_see(lambda runs: missed_by_count(runs, SIGNIFICANCE, 0.25), start=200)
+RUNS = trials_that_detect(lambda runs: missed_by_count(runs, SIGNIFICANCE, 0.25), start=200)
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ from tests.power import (
     MISS_RATE,
     missed_by_count,
     missed_by_game,
-    trials_that_see,
+    trials_that_detect,
 )
 from tests.refusals import refusal
 
@@ -127,7 +127,7 @@ def test_honest_trials_have_the_planned_snr(family, epsilon):
     plan = small_plan(epsilon, family=family)
     case = worst_case(plan)
     assert case.snr == pytest.approx(1 / plan.noise_multiplier, rel=1e-3)
-    num_trials = trials_that_see(
+    num_trials = trials_that_detect(
         lambda num_trials: missed_by_game(
             num_trials, 1.25 * case.snr, case.snr, FALSE_POSITIVE_RATE / 2
         )
@@ -148,7 +148,7 @@ def test_honest_trials_have_the_planned_snr(family, epsilon):
 
 # Intervals and bounds that are wrong in a quarter of the attacks are detected,
 # and so are those that never are wrong.
-NUM_ATTACKS = trials_that_see(
+NUM_ATTACKS = trials_that_detect(
     lambda attacks: max(missed_by_count(attacks, 0.05, 0.25), 0.95**attacks)
 )
 
@@ -201,7 +201,7 @@ def test_two_thirds_of_the_noise_contradict_the_claim(epsilon):
     plan = small_plan(epsilon)
     case = worst_case(plan)
     claimed_snr = 1 / plan.noise_multiplier
-    num_trials = trials_that_see(
+    num_trials = trials_that_detect(
         lambda num_trials: missed_by_game(num_trials, 1.5 * case.snr, claimed_snr)
     )
     assert (
@@ -220,7 +220,7 @@ def test_two_thirds_of_the_noise_contradict_the_claim(epsilon):
 def test_too_many_rounds_contradict_the_claim(family, extra):
     plan = small_plan(family=family)
     case = worst_case(plan, rounds=too_many_rounds(plan, extra))
-    num_trials = trials_that_see(
+    num_trials = trials_that_detect(
         lambda num_trials: missed_by_game(num_trials, case.snr, 1 / plan.noise_multiplier)
     )
     result = audit_distinguishing(plan, case, *draw_statistics(plan, case, num_trials))

@@ -28,7 +28,7 @@ def plan_of(min_sep):
     return plan(separated(12, min_sep))
 
 
-def write(path, rows, header="client,round"):
+def write_csv(path, rows, header="client,round"):
     """Writes rows as CSV."""
     path.write_text(
         "".join(f"{','.join(map(str, row))}\n" for row in [header.split(","), *rows]),
@@ -37,7 +37,7 @@ def write(path, rows, header="client,round"):
     return path
 
 
-def parquet(path, query):
+def write_parquet(path, query):
     """Writes the result of a query as Parquet."""
     with duckdb.connect() as database:
         database.execute(f"COPY ({query}) TO '{path}' (FORMAT parquet)")
@@ -57,7 +57,7 @@ def read_log(path, **options):
         return sorted_rows.description, stats
 
 
-def same(first_stats, second_stats):
+def is_same(first_stats, second_stats):
     """Returns whether two statistics are equal, except for empty rounds at the end."""
     n = max(first_stats.rounds, second_stats.rounds)
     cohort_sizes = [
@@ -81,14 +81,16 @@ class TestReading:
     def test_counts_equal_those_in_memory(self, tmp_path_factory, pairs, texts, first_round):
         folder = tmp_path_factory.mktemp("logs")
         rows = [(f"device {client}" if texts else client, t + first_round) for client, t in pairs]
-        log, stats = read_log(write(folder / "log.csv", rows), rounds=10, first_round=first_round)
+        log, stats = read_log(
+            write_csv(folder / "log.csv", rows), rounds=10, first_round=first_round
+        )
         expected = ParticipationStats.of_cohorts(
             [
                 np.array([client for client, t in pairs if t == round_number], int)
                 for round_number in range(10)
             ]
         )
-        assert same(stats, expected)
+        assert is_same(stats, expected)
         assert (log.rows, log.duplicates) == (len(pairs), 0)
         sql_rows = ", ".join(f"({client!r}, {t})" for client, t in rows)
         jsonl_path = folder / "log.jsonl"
@@ -96,14 +98,16 @@ class TestReading:
             "".join(json.dumps({"round": t, "client": client}) + "\n" for client, t in rows)
         )
         for path in (
-            parquet(folder / "log.parquet", f"FROM (VALUES {sql_rows}) AS rows(client, round)"),
+            write_parquet(
+                folder / "log.parquet", f"FROM (VALUES {sql_rows}) AS rows(client, round)"
+            ),
             jsonl_path,
         ):
-            assert same(read_log(path, rounds=10, first_round=first_round)[1], expected)
+            assert is_same(read_log(path, rounds=10, first_round=first_round)[1], expected)
 
     def test_columns_may_have_other_names(self, tmp_path):
         rows = [(f'"a,""{t}"', client, t) for client, t in ROWS]
-        path = write(tmp_path / "log.csv", rows, header="note,device id,t")
+        path = write_csv(tmp_path / "log.csv", rows, header="note,device id,t")
         log, stats = read_log(path, rounds=8, client_column="device id", round_column="t")
         assert (stats.clients, stats.min_separation, stats.max_participations) == (3, 2, 3)
         assert stats.cohort_sizes.tolist() == [1, 2, 0, 1, 1, 0, 0, 1]
@@ -149,10 +153,10 @@ class TestReading:
         assert read_log(path, rounds=4)[1].histogram == {1: 2, 2: 1}
 
     def test_duplicates_are_counted_once(self, tmp_path):
-        path = write(tmp_path / "log.csv", [*ROWS, ("bob", 3), ("bob", 3), ("cem", 1)])
+        path = write_csv(tmp_path / "log.csv", [*ROWS, ("bob", 3), ("bob", 3), ("cem", 1)])
         log, stats = read_log(path, rounds=8, duplicates="once")
         assert (log.rows, log.duplicates) == (9, 3)
-        assert same(stats, read_log(write(tmp_path / "once.csv", ROWS), rounds=8)[1])
+        assert is_same(stats, read_log(write_csv(tmp_path / "once.csv", ROWS), rounds=8)[1])
 
 
 @pytest.mark.parametrize(
@@ -179,7 +183,7 @@ def test_failed_sort_raises_and_leaves_no_files(tmp_path, monkeypatch, raised, e
     scratch_folder = tmp_path / "scratch"
     scratch_folder.mkdir()
     with pytest.raises(error, match=words):
-        read_log(write(tmp_path / "log.csv", ROWS), rounds=8, folder=scratch_folder)
+        read_log(write_csv(tmp_path / "log.csv", ROWS), rounds=8, folder=scratch_folder)
     assert list(scratch_folder.iterdir()) == []
 
 
@@ -190,7 +194,7 @@ def test_memory_is_bounded(tmp_path):
     query = (
         "SELECT (r % 200) * 6000 + i AS client, r AS round FROM range(2000) a(r), range(6000) b(i)"
     )
-    path = parquet(tmp_path / "log.parquet", query)
+    path = write_parquet(tmp_path / "log.parquet", query)
     program = (
         "import resource, sys, fedmf; apart = fedmf.Participation(rounds=2000, schema='min_sep', "
         "min_sep=200); mechanism = fedmf.fit(fedmf.prefix_sum(2000), apart, family='toeplitz', "
@@ -259,7 +263,7 @@ REFUSED = {
 def test_bad_logs_are_refused_in_one_sentence(tmp_path, content, words):
     path = tmp_path / "log"
     if isinstance(content, str):
-        parquet(path, f"FROM (VALUES {content}) AS rows(client, round)")
+        write_parquet(path, f"FROM (VALUES {content}) AS rows(client, round)")
     else:
         path.write_bytes(content)
     with refusal(words) as raised:
@@ -274,18 +278,18 @@ def test_path_of_a_log_is_no_pattern(tmp_path, kind):
     other_log = tmp_path / f"log1.{kind}"
     named_log = tmp_path / f"log[1].{kind}"
     if kind == "csv":
-        write(other_log, [("bob", 0)])
-        write(named_log, [("ann", t) for t in range(4)])
+        write_csv(other_log, [("bob", 0)])
+        write_csv(named_log, [("ann", t) for t in range(4)])
     else:
-        parquet(other_log, "SELECT 'bob' AS client, 0 AS round")
-        parquet(
+        write_parquet(other_log, "SELECT 'bob' AS client, 0 AS round")
+        write_parquet(
             tmp_path / "made.parquet", "SELECT 'ann' AS client, range AS round FROM range(4)"
         ).rename(named_log)
     assert read_log(named_log, rounds=8)[1].max_participations == 4
 
 
 def test_a_path_that_is_no_text_is_refused(tmp_path):
-    path = write(tmp_path / "log\udcff.csv", [("ann", 0)])
+    path = write_csv(tmp_path / "log\udcff.csv", [("ann", 0)])
     with refusal("has a path that is no UTF-8"):
         read_log(path, rounds=8)
 
@@ -304,7 +308,7 @@ class TestLookalikes:
         first_spelling, second_spelling = ALIKE[pair]
         plan = plan_of(min_sep=4)
         expected = audit_log(
-            write(
+            write_csv(
                 tmp_path / "one.csv",
                 [(first_spelling, 0), (first_spelling, 2), (first_spelling, 7)],
             ),
@@ -313,8 +317,10 @@ class TestLookalikes:
         rows = [(first_spelling, 0), (second_spelling, 2), (first_spelling, 7)]
         sql_rows = ", ".join(f"('{client}', {t})" for client, t in rows)
         for path in (
-            write(tmp_path / "log.csv", rows),
-            parquet(tmp_path / "log.parquet", f"FROM (VALUES {sql_rows}) AS rows(client, round)"),
+            write_csv(tmp_path / "log.csv", rows),
+            write_parquet(
+                tmp_path / "log.parquet", f"FROM (VALUES {sql_rows}) AS rows(client, round)"
+            ),
         ):
             audit = audit_log(path, plan)
             assert (audit.epsilon, audit.observed.clients) == (expected.epsilon, 1)
@@ -325,7 +331,7 @@ class TestLookalikes:
             )
 
     def test_lookalikes_of_one_round_are_two_rows_of_one_client(self, tmp_path):
-        path = write(tmp_path / "log.csv", [("anna", 0), ("bob", 0), ("an\u200bna", 0)])
+        path = write_csv(tmp_path / "log.csv", [("anna", 0), ("bob", 0), ("an\u200bna", 0)])
         with refusal("client 'anna' in round 0:"):
             read_log(path, rounds=1)
         assert read_log(path, rounds=1, duplicates="once")[1].cohort_sizes.tolist() == [2]
@@ -333,10 +339,10 @@ class TestLookalikes:
     def test_a_client_is_shown_as_the_log_writes_it(self, tmp_path):
         """Tests that an id is not shown as its skeleton, which mixes scripts."""
         anna = "\u0430\u043d\u043d\u0430"
-        path = write(tmp_path / "log.csv", [(anna, 0), ("bob", 1)])
+        path = write_csv(tmp_path / "log.csv", [(anna, 0), ("bob", 1)])
         with log.sorted_log(path, rounds=8) as sorted_rows:
             assert {sorted_rows.client(row) for row in range(2)} == {anna, "bob"}
-        twice_path = write(tmp_path / "twice.csv", [(anna, 0), (anna, 0)])
+        twice_path = write_csv(tmp_path / "twice.csv", [(anna, 0), (anna, 0)])
         with refusal(re.escape(f"client {anna!a} in round 0:")):
             read_log(twice_path, rounds=1)
 
@@ -344,7 +350,7 @@ class TestLookalikes:
 def test_rounds_behind_the_last_of_a_log_count_as_much_as_the_plan_allows(tmp_path):
     rows = [(f"client {t}", t) for t in range(3)]
     plan = plan_of(min_sep=4)
-    path = write(tmp_path / "log.csv", rows)
+    path = write_csv(tmp_path / "log.csv", rows)
     audit = audit_log(path, plan)
     assert audit.epsilon == plan.epsilon
     assert audit.values()["not_in_the_record"].startswith("rounds 3 to 11 are not in the record")

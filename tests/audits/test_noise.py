@@ -17,14 +17,14 @@ from tests.power import (
     missed_by_distance,
     missed_by_noise_audit,
     missed_by_variance,
-    trials_that_see,
+    trials_that_detect,
 )
 
 LEAVES = (1200, 1, 600, 199)
 ROUNDS = 40
 
 
-def released(noising, seed):
+def released_rows(noising, seed):
     """Returns N Z in float32, as an aggregator releases it."""
     Z = np.random.default_rng(seed).standard_normal((noising.shape[1], sum(LEAVES)))
     return (noising @ Z).astype(np.float32)
@@ -33,7 +33,7 @@ def released(noising, seed):
 def runs_of(noising, seeds=(1, 2)):
     """Returns the causal factor, and the whitened noise of several runs."""
     L = causal_factor(noising)
-    return L, [whiten(L, released(noising, seed), 1.0) for seed in seeds]
+    return L, [whiten(L, released_rows(noising, seed), 1.0) for seed in seeds]
 
 
 def decaying(n):
@@ -71,7 +71,7 @@ def test_p_values_of_honest_runs_are_valid():
         for finding in audit_noise(rng.standard_normal((2, 12, 30)), leaves=(20, 1, 9)).findings
     ]
     error_rate = FALSE_POSITIVE_RATE / (2 * len(test_names))
-    num_audits = trials_that_see(
+    num_audits = trials_that_detect(
         lambda num_audits: missed_by_count(num_audits, 0.05, 0.15, error_rate)
     )
     for _ in range(num_audits):

@@ -13,7 +13,7 @@ from tests.power import (
     FALSE_POSITIVE_RATE,
     MISS_RATE,
     missed_by_count,
-    trials_that_see,
+    trials_that_detect,
 )
 
 THRESHOLD = FALSE_POSITIVE_RATE / 64
@@ -35,7 +35,7 @@ def test_p_values_of_honest_noise_are_valid():
     """Counts p-values below 0.05 of each test: at most one in twenty."""
     rng = np.random.default_rng(7)
     error_rate = FALSE_POSITIVE_RATE / (2 * tails.NUM_TESTS)
-    num_audits = trials_that_see(lambda audits: missed_by_count(audits, 0.05, 0.15, error_rate))
+    num_audits = trials_that_detect(lambda audits: missed_by_count(audits, 0.05, 0.15, error_rate))
     p_values = np.array(
         [
             [finding.p_value for finding in tails.tail_findings(rng.standard_normal(20_000))]

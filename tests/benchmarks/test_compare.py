@@ -21,7 +21,7 @@ OURS, THEIRS = (
 CASE = Case(work="one", value="epsilon", sides=(OURS, THEIRS), passes=3)
 
 
-def result(side=OURS, seconds=(1.0,), cpu=0.5, reason="", **values):
+def side_result_of(side=OURS, seconds=(1.0,), cpu=0.5, reason="", **values):
     answers = [{"seconds": turn_seconds, "cpu": cpu} | values for turn_seconds in seconds]
     return Result(side=side, version="1", answers=tuple(answers), reason=reason)
 
@@ -86,7 +86,7 @@ def test_a_side_that_does_not_answer_has_the_reason(tmp_path, changes, seconds, 
     sides = sitting.run(case, Sitting(root=tmp_path, seconds=seconds), lambda _: None)
     assert sides[1].reason.startswith(reason)
     assert not sides[1].answers
-    assert page.row(case, result(value=1.0), sides[1])[3].startswith(reason)
+    assert page.row(case, side_result_of(value=1.0), sides[1])[3].startswith(reason)
 
 
 def test_opake_runs_on_a_newer_python_from_the_same_packages(tmp_path):
@@ -103,8 +103,8 @@ def test_opake_runs_on_a_newer_python_from_the_same_packages(tmp_path):
 
 
 def test_the_better_result_is_bold_whichever_library_it_is_of():
-    fedmf_result = result(value=2.0, seconds=(4, 2, 4))
-    library_result = result(THEIRS, (2, 1, 1), value=1.5)
+    fedmf_result = side_result_of(value=2.0, seconds=(4, 2, 4))
+    library_result = side_result_of(THEIRS, (2, 1, 1), value=1.5)
     cells = page.row(CASE, fedmf_result, library_result)
     assert cells[2:] == [
         "epsilon 2.0000", "**epsilon 1.5000**", "4 s", "**1 s**", "0.5 (0.25 to 0.5)"
@@ -117,7 +117,9 @@ def test_the_better_result_is_bold_whichever_library_it_is_of():
         "clients/s 0.2",
         "**clients/s 1.0**",
     ]
-    alike = page.row(CASE, result(value=1.0), result(THEIRS, value=1.0 + 1e-9, failure=1e-6))
+    alike = page.row(
+        CASE, side_result_of(value=1.0), side_result_of(THEIRS, value=1.0 + 1e-9, failure=1e-6)
+    )
     assert alike[2:4] == ["epsilon 1.0000", "epsilon 1.0000 (wrong with a chance of 1e-6)"]
 
 

@@ -129,16 +129,16 @@ class Variant(NamedTuple):
     value: str = ""
 
 
-def helps(group=cli):
+def help_texts(group=cli):
     """Yields the help text of every group and command."""
     yield group.help
     for command in group.commands.values():
-        yield from helps(command) if isinstance(command, click.Group) else [command.help]
+        yield from help_texts(command) if isinstance(command, click.Group) else [command.help]
 
 
 def examples():
     """Yields the words of each example, without `fedmf`."""
-    for text in map(inspect.cleandoc, helps()):
+    for text in map(inspect.cleandoc, help_texts()):
         in_lines = re.sub(r"\s*\\\n\s*", " ", text)  # An example may continue in the next line.
         block = in_lines.partition("\b\nExample:\n")[2]
         for line in re.findall(r"^  fedmf (.*)$", block, re.M):
@@ -170,7 +170,7 @@ def options_of(command):
     return {flag: option for option in options for flag in option.opts}
 
 
-def small(words):
+def with_small_values(words):
     """Returns an example with numbers that take no time."""
     local_words = ["theirs.npy" if "/size=" in word else word for word in words]
     pairs = zip(["", *words], local_words, strict=False)
@@ -192,7 +192,7 @@ def variants():
         command, num_words = command_of(example)
         options = options_of(command)
         name = example[:num_words]
-        arguments = small(example[num_words:])
+        arguments = with_small_values(example[num_words:])
         groups = with_values(arguments, options)
         for index, group in enumerate(groups):
             words_before = name + list(itertools.chain(*groups[:index]))
@@ -233,7 +233,7 @@ def must_be_refused(option, value):
     return is_whole or value != "0.5"
 
 
-def check(variant):
+def check_command_line(variant):
     """Runs a command line and asserts what holds for all of them."""
     status = 0
     errors = io.StringIO()
@@ -260,10 +260,10 @@ def test_a_sample_of_command_lines_is_accepted_or_refused_in_one_sentence(stoppe
     command_lines = list(variants())
     draw = random.Random(1).sample if not os.environ.get("FEDMF_EXPLORE") else random.sample
     for variant in draw(command_lines, len(command_lines) // 10):
-        check(variant)
+        check_command_line(variant)
 
 
 @pytest.mark.slow
 def test_every_command_line_is_accepted_or_refused_in_one_sentence(stopped_at_work):
     for variant in variants():
-        check(variant)
+        check_command_line(variant)

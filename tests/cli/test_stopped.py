@@ -24,15 +24,15 @@ def train_command(tmp_path):
     return f"train --out {tmp_path}/run {TABLE} -o clients=12 --epsilon 8 {SEED}"
 
 
-def resume(run):
+def resume_command(run):
     return f"train --out {run} --resume --quiet"
 
 
 def test_a_damaged_seed_is_not_shown(run_folder):
     seed = run_folder / "private" / "noise_seed"
     seed.write_bytes(SECRET.encode() + b"\xff")
-    error_line = refused(resume(run_folder), f"the noise seed {seed} is damaged")
-    error_line += fedmf("--debug", resume(run_folder), status=2).stderr
+    error_line = refused(resume_command(run_folder), f"the noise seed {seed} is damaged")
+    error_line += fedmf("--debug", resume_command(run_folder), status=2).stderr
     assert SECRET[:6] not in error_line
     assert "Traceback" in error_line
 
@@ -40,10 +40,14 @@ def test_a_damaged_seed_is_not_shown(run_folder):
 def test_resume_names_the_file_that_a_folder_lacks(run_folder):
     shutil.rmtree(run_folder / "private")
     refused(
-        resume(run_folder), f"{run_folder}/private/noise_seed is missing", "made for publication"
+        resume_command(run_folder),
+        f"{run_folder}/private/noise_seed is missing",
+        "made for publication",
     )
     IdentityMechanism(rounds=9).save(run_folder / "mechanism.npz")
-    refused(resume(run_folder), f"cannot resume {run_folder}: its mechanism.npz has 9 rounds")
+    refused(
+        resume_command(run_folder), f"cannot resume {run_folder}: its mechanism.npz has 9 rounds"
+    )
 
 
 @pytest.mark.usefixtures("clients_in_turn")

@@ -49,7 +49,7 @@ class FunctionAvailability:
         self.available = available
 
 
-def run(controller, rounds=None):
+def cohorts_of_run(controller, rounds=None):
     """Returns the cohorts of a run, without warnings of dry pools."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", fedmf.PoolRanDryWarning)

@@ -16,10 +16,10 @@ from fedmf.cohorts.availability import (
 from tests.power import (
     FALSE_POSITIVE_RATE,
     MISS_RATE,
-    counted,
-    distributed,
+    has_distribution,
+    has_share,
+    is_uncorrelated,
     missed_by_chi_square,
-    unrelated,
 )
 
 CLIENTS = np.arange(20_000)
@@ -53,7 +53,7 @@ class TestIndependent:
         is_available = np.stack(
             [Independent(probability=0.4, seed=3).available(t, CLIENTS[:2000]) for t in range(200)]
         )
-        assert counted(is_available.sum(), is_available.size, 0.4, departure=0.41)
+        assert has_share(is_available.sum(), is_available.size, 0.4, departure=0.41)
         for axis in (0, 1):
             trials = is_available.shape[axis]
             groups = is_available.shape[1 - axis]
@@ -76,7 +76,7 @@ class TestDiurnal:
             (20, 0.35 * 0.6 * 0.85),
         ):
             shares = model.available(24 + hour, CLIENTS)
-            assert counted(shares.sum(), len(CLIENTS), expected, departure=1.2 * expected)
+            assert has_share(shares.sum(), len(CLIENTS), expected, departure=1.2 * expected)
 
     def test_a_window_that_contains_midnight_has_one_coin(self):
         # In all windows a client stays available, or unavailable, from before midnight to the
@@ -85,8 +85,10 @@ class TestDiurnal:
         hours = [model.available(24 + hour, CLIENTS) for hour in (23, 24, 26, 30)]
         assert all((later_hour == hours[0]).all() for later_hour in hours[1:])
         next_night = model.available(48 + 23, CLIENTS)
-        assert unrelated(hours[0], next_night, departure=0.07)
-        assert not unrelated(hours[0], np.where(CLIENTS % 8, next_night, hours[0]), departure=0.07)
+        assert is_uncorrelated(hours[0], next_night, departure=0.07)
+        assert not is_uncorrelated(
+            hours[0], np.where(CLIENTS % 8, next_night, hours[0]), departure=0.07
+        )
 
     def test_local_hours_follow_time_zones_and_phases(self):
         zones = ((-8, 0.25), (0, 0.5), (5.5, 0.25))
@@ -94,9 +96,9 @@ class TestDiurnal:
         hours = model.local_hours(4, CLIENTS)  # 8 hours UTC
         for offset, share in zones:
             is_in_zone = np.abs(hours - 8 - offset) <= 1
-            assert counted(is_in_zone.sum(), len(CLIENTS), share, departure=1.15 * share)
+            assert has_share(is_in_zone.sum(), len(CLIENTS), share, departure=1.15 * share)
             phases = (hours[is_in_zone] - 8 - offset + 1) / 2
-            assert distributed(phases, "uniform", departure=0.08)
+            assert has_distribution(phases, "uniform", departure=0.08)
         assert np.allclose(model.local_hours(10, CLIENTS), hours + 3)
 
     def test_windows_of_24_hours_contain_every_round_and_empty_ones_none(self):

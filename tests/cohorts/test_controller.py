@@ -18,10 +18,10 @@ from fedmf.participation.ledger import ParticipationLedger
 from fedmf.participation.schema import Participation
 from tests.cohorts.controllers import (
     FunctionAvailability,
+    cohorts_of_run,
     construction_error,
     controller_arguments,
     min_sep_controller,
-    run,
     valid_controller_arguments,
 )
 from tests.mechanisms.schemas import epochs, separated
@@ -33,7 +33,7 @@ class TestCohorts:
     def test_cohorts_satisfy_the_participation(self, arguments, probability):
         availability = None if probability is None else Independent(probability=probability)
         controller = ParticipationController(**arguments, availability=availability)
-        cohorts = run(controller)
+        cohorts = cohorts_of_run(controller)
         # These sets follow from the definition of the schema, without `allows`.
         allowed_round_sets = set(allowed_sets(arguments["participation"]))
         for client in range(arguments["population"]):
@@ -65,7 +65,7 @@ class TestCohorts:
 
     def test_fixed_epoch_repeats_one_order(self):
         participation = epochs(17, 5)
-        cohorts = run(min_sep_controller(participation=participation))
+        cohorts = cohorts_of_run(min_sep_controller(participation=participation))
         assert all(cohorts[t] == cohorts[t - 5] for t in range(5, 17))
         clients = np.concatenate(cohorts[:5])
         assert len(set(clients.tolist())) == 20
@@ -74,11 +74,13 @@ class TestCohorts:
 
     def test_a_client_that_misses_an_epoch_returns_in_its_position(self):
         participation = epochs(15, 5)
-        cohorts = run(min_sep_controller(participation=participation))
+        cohorts = cohorts_of_run(min_sep_controller(participation=participation))
         missing = cohorts[2][0]
 
         availability = FunctionAvailability(lambda t, clients: (clients != missing) | (t != 7))
-        cohorts = run(min_sep_controller(participation=participation, availability=availability))
+        cohorts = cohorts_of_run(
+            min_sep_controller(participation=participation, availability=availability)
+        )
         assert [t for t, cohort in enumerate(cohorts) if missing in cohort] == [2, 12]
         assert len(cohorts[7]) == 3  # No client of another position replaces it.
 
@@ -87,34 +89,36 @@ class TestPurity:
     @given(valid_controller_arguments(), st.integers(0, 10), st.booleans())
     def test_a_new_controller_resumes_from_the_ledger(self, arguments, stop, some_unavailable):
         availability = Independent(probability=0.7) if some_unavailable else None
-        all_cohorts = run(ParticipationController(**arguments, availability=availability))
+        all_cohorts = cohorts_of_run(
+            ParticipationController(**arguments, availability=availability)
+        )
         stop = min(stop, len(all_cohorts))
         first_controller = ParticipationController(**arguments, availability=availability)
         if stop:
-            assert run(first_controller, stop) == all_cohorts[:stop]
+            assert cohorts_of_run(first_controller, stop) == all_cohorts[:stop]
         ledger = ParticipationLedger.from_csv(
             first_controller.ledger.to_csv(), rounds=stop, cohort_size=arguments["cohort_size"]
         )
         resumed_controller = ParticipationController(**arguments, availability=availability)
         resumed_controller.resume_from(ledger)
-        assert run(resumed_controller) == all_cohorts
+        assert cohorts_of_run(resumed_controller) == all_cohorts
         if stop:
             with pytest.raises(ValueError, match="rounds of its own"):
                 first_controller.resume_from(ledger)
 
     def test_earlier_rounds_come_from_the_ledger(self):
         controller = min_sep_controller()
-        all_cohorts = run(controller)
+        all_cohorts = cohorts_of_run(controller)
         assert [controller.cohort(t).tolist() for t in reversed(range(20))] == all_cohorts[::-1]
         assert len(controller.ledger) == 20
         # A controller with another seed returns the recorded cohorts too.
         resumed_controller = min_sep_controller(seed=99)
         resumed_controller.resume_from(controller.ledger)
-        assert run(resumed_controller) == all_cohorts
+        assert cohorts_of_run(resumed_controller) == all_cohorts
 
     def test_a_round_after_the_last_one_is_refused_as_the_plan_is_over(self):
         controller = min_sep_controller()
-        run(controller)
+        cohorts_of_run(controller)
         with pytest.raises(ValueError, match="t=20 is beyond the last, 19: the plan .* is over"):
             controller.cohort(20)
         with pytest.raises(ValueError, match="t=5 cannot be drawn: the next round is 0 of 20"):
@@ -124,7 +128,7 @@ class TestPurity:
         # A deployment appends the actual cohorts, which the next sample must take into account.
         controller = min_sep_controller(population=20)
         controller.ledger.append(np.array([0, 1, 2, 3]))
-        cohorts = run(controller, 5)
+        cohorts = cohorts_of_run(controller, 5)
         assert sorted(client for cohort in cohorts for client in cohort) == list(range(20))
 
 
@@ -215,7 +219,7 @@ class TestRefusals:
         # Clients would return in other positions, which nothing would notice later.
         participation = epochs(20, 5)
         first_controller = min_sep_controller(participation=participation)
-        run(first_controller, 3)
+        cohorts_of_run(first_controller, 3)
         with pytest.raises(ValueError, match="another run"):
             min_sep_controller(participation=participation, seed=4).resume_from(
                 first_controller.ledger
@@ -223,7 +227,7 @@ class TestRefusals:
 
     def test_resume_accepts_a_ledger_completely_or_not_at_all(self):
         controller = min_sep_controller()
-        all_cohorts = run(min_sep_controller())
+        all_cohorts = cohorts_of_run(min_sep_controller())
         ledger = controller.ledger
         # The clients of round 1 take part in round 2 again, too early.
         cohorts = [np.array(cohort) for cohort in (*all_cohorts[:2], all_cohorts[1])]
@@ -232,4 +236,4 @@ class TestRefusals:
         assert controller.ledger is ledger
         assert len(ledger) == 0
         controller.resume_from(ParticipationLedger(cohort_size=4, cohorts=cohorts[:2]))
-        assert run(controller) == all_cohorts
+        assert cohorts_of_run(controller) == all_cohorts

@@ -11,7 +11,7 @@ from fedmf.cohorts.availability import Independent
 from fedmf.cohorts.devices import DeviceBehavior
 from tests.cohorts.controllers import rounds_of_clients
 from tests.mechanisms.schemas import separated
-from tests.power import FALSE_POSITIVE_RATE, MISS_RATE, counted, missed_by_chi_square
+from tests.power import FALSE_POSITIVE_RATE, MISS_RATE, has_share, missed_by_chi_square
 from tests.refusals import refusal
 
 PARTICIPATION = separated(60, 12, 4)
@@ -46,7 +46,7 @@ class TestDropout:
         assert planned_stats.participations == 60 * size[1]
         for t in range(60):
             assert set(ledger.cohort(t)) < set(ledger.selected(t))
-        assert counted(
+        assert has_share(
             achieved_stats.participations, planned_stats.participations, 0.7, departure=0.5
         )
 

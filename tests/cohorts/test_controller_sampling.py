@@ -19,8 +19,8 @@ from fedmf.privacy.sampling import (
 )
 from tests.power import (
     FALSE_POSITIVE_RATE,
-    draws_that_see,
-    preferring_the_first,
+    draws_that_detect,
+    preference_probabilities,
 )
 from tests.refusals import refusal
 
@@ -38,7 +38,7 @@ def controller_of(scheme, rounds=40, seed=1, **more):
     return fedmf.ParticipationController(participation, sampling=scheme, seed=seed, **arguments)
 
 
-def resumed(controller, ledger):
+def controller_resumed_from(controller, ledger):
     """Returns the controller after it resumed from a ledger."""
     controller.resume_from(ledger)
     return controller
@@ -85,7 +85,7 @@ class TestEveryScheme:
             rounds=17,
             cohort_size=first_controller.ledger.cohort_size,
         )
-        cohorts = all_cohorts(resumed(controller_of(scheme), ledger))
+        cohorts = all_cohorts(controller_resumed_from(controller_of(scheme), ledger))
         assert [cohort.tolist() for cohort in cohorts] == expected_cohorts
 
     def test_sampled_clients_that_dropped_out_stay_ineligible_after_a_resume(self):
@@ -135,7 +135,7 @@ class TestPoisson:
 
     scheme = SCHEMES["poisson"]  # 20 clients in a partition, q = 0.3
     _likely = scipy.stats.binom.pmf(np.arange(2, 11), 20, [[0.3], [0.35]])
-    rounds = 3 * draws_that_see(
+    rounds = 3 * draws_that_detect(
         *np.column_stack([_likely, 1 - _likely.sum(axis=1)]), FALSE_POSITIVE_RATE / 4
     )
 
@@ -241,7 +241,7 @@ class TestFixedSize:
             controller_of(
                 scheme,
                 rounds=2
-                * draws_that_see(*preferring_the_first(5, 1.5, 2), FALSE_POSITIVE_RATE / 2),
+                * draws_that_detect(*preference_probabilities(5, 1.5, 2), FALSE_POSITIVE_RATE / 2),
             )
         )
         for partition in (0, 1):

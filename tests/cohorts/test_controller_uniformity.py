@@ -14,18 +14,18 @@ from fedmf.privacy.sampling.draws import EpochOrder, EpochPlaces
 from tests.mechanisms.schemas import every_round
 from tests.power import (
     FALSE_POSITIVE_RATE,
-    draws_that_see,
+    draws_that_detect,
+    is_uncorrelated,
     missed_by_chi_square,
-    preferring_the_first,
-    trials_that_see,
-    unrelated,
+    preference_probabilities,
+    trials_that_detect,
 )
 
 PREFERENCE = 1.5
 
 
 def draws_that_see_a_preference(places, size=1):
-    return draws_that_see(*preferring_the_first(places, PREFERENCE, size))
+    return draws_that_detect(*preference_probabilities(places, PREFERENCE, size))
 
 
 class TestUniformity:
@@ -81,10 +81,10 @@ class TestUniformity:
                 participation, population=4, cohort_size=2, seed=seed
             )
             takes_part[:, seed] = [0 in controller.cohort(t) for t in range(2)]
-        assert unrelated(*takes_part, departure=0.2)
+        assert is_uncorrelated(*takes_part, departure=0.2)
         # Negative control: a quarter of the seeds repeat round 0.
         takes_part[1, ::4] = takes_part[0, ::4]
-        assert not unrelated(*takes_part, departure=0.2)
+        assert not is_uncorrelated(*takes_part, departure=0.2)
 
     @staticmethod
     def _sets(cohort_of_seed):
@@ -132,7 +132,9 @@ def num_draws_for(eligible, size=60):
     """Returns the number of draws that detects one client in twenty being drawn twice as often."""
     ratio = np.where(np.arange(len(eligible)) % 20 == 0, 2.0, 1.0)
     distance = ((ratio / ratio.mean() - 1) ** 2).sum() * size / (len(eligible) - size)
-    return trials_that_see(lambda draws: missed_by_chi_square(draws * distance, len(eligible) - 1))
+    return trials_that_detect(
+        lambda draws: missed_by_chi_square(draws * distance, len(eligible) - 1)
+    )
 
 
 POPULATION = 40_000
@@ -208,7 +210,7 @@ class TestOrders:
         # Negative control: the first position is preferred.
         truth = np.array([PREFERENCE, *(claimed_probabilities[1:] * 8 * (8 - PREFERENCE) / 7)]) / 8
         positions = []
-        seeds = draws_that_see(claimed_probabilities, truth)
+        seeds = draws_that_detect(claimed_probabilities, truth)
         for seed in range(seeds):
             order = EpochOrder(population=8, cohort_size=2, epoch=3, seed=seed)
             clients = np.concatenate([order.clients(t) for t in range(3)])
@@ -250,7 +252,7 @@ class TestPlaces:
             [bin(i % 16).count("1") == bin(i // 16).count("1") == 2 for i in range(256)]
         )
         preferring = 0.9 * uniform + 0.1 * has_two_clients / has_two_clients.sum()
-        runs = draws_that_see(uniform, preferring)
+        runs = draws_that_detect(uniform, preferring)
         counts = np.zeros(256)
         for seed in range(runs):
             epoch_places = EpochPlaces(population=4, epoch=2, partitions=1, seed=seed)

@@ -11,7 +11,7 @@ from tests.mechanisms.schemas import separated
 SMALL = "--population 2000 --cohort-size 20 --rounds 120"
 
 
-def call(*arguments):
+def run_command(*arguments):
     """Returns the standard output of the command."""
     return fedmf("plan participation", *arguments).stdout
 
@@ -98,10 +98,10 @@ class TestCommand:
         forecast_options = (
             "--population 20000 --cohort-size 40 --rounds 30 --min-sep 20 --no-search"
         )
-        text = call(f"{forecast_options} --simulated-cohort 20")
+        text = run_command(f"{forecast_options} --simulated-cohort 20")
         for name in ("dry_rounds", "mean_cohort", "max_participations_observed"):
             assert f"{name}, simulated " in text
-        assert ", simulated" not in call(forecast_options)
+        assert ", simulated" not in run_command(forecast_options)
         assert "clients with 1 participations" in text
 
     @pytest.mark.parametrize(
@@ -113,6 +113,6 @@ class TestCommand:
         ],
     )
     def test_the_command_draws_a_figure_for_every_option(self, added_options, tmp_path):
-        text = call(f"{SMALL} {added_options} --out {tmp_path}/who.png")
+        text = run_command(f"{SMALL} {added_options} --out {tmp_path}/who.png")
         assert "max_participations_observed" in text
         assert (tmp_path / "who.png").stat().st_size > 10_000

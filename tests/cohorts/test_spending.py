@@ -11,7 +11,7 @@ import fedmf
 from fedmf.cohorts.devices import DeviceBehavior
 from fedmf.mechanisms import DenseMechanism, ToeplitzMechanism
 from fedmf.mechanisms.budget import Budget, Spending
-from tests.cohorts.controllers import FunctionAvailability, rounds_of_clients, run
+from tests.cohorts.controllers import FunctionAvailability, cohorts_of_run, rounds_of_clients
 from tests.mechanisms.registry import both_signs
 from tests.mechanisms.schemas import fitted, separated
 from tests.privacy.plans import ledger_of, plan
@@ -141,7 +141,7 @@ def budgeted_controller(**changes):
 class TestController:
     def test_the_ledger_spends_no_more_than_the_budget_and_the_audit_is_exact(self):
         controller, mechanism = budgeted_controller()
-        run(controller)
+        cohorts_of_run(controller)
         budget = controller.participation
         audit = controller.audit(plan(budget, mechanism))
         assert audit.contradictions == ()
@@ -156,15 +156,15 @@ class TestController:
         assert sum(shares.values()) == audit.observed.clients
 
     def test_a_resumed_controller_returns_the_same_cohorts(self):
-        whole_cohorts = run(budgeted_controller()[0])
+        whole_cohorts = cohorts_of_run(budgeted_controller()[0])
         first_controller, _ = budgeted_controller()
-        run(first_controller, 17)
+        cohorts_of_run(first_controller, 17)
         text = first_controller.ledger.to_csv()
         resumed_controller, _ = budgeted_controller()
         resumed_controller.resume_from(
             fedmf.ParticipationLedger.from_csv(text, rounds=17, cohort_size=5)
         )
-        assert run(resumed_controller) == whole_cohorts
+        assert cohorts_of_run(resumed_controller) == whole_cohorts
 
     def test_a_ledger_that_overspends_is_refused(self):
         controller, _ = budgeted_controller()
@@ -176,7 +176,7 @@ class TestController:
         controller, mechanism = budgeted_controller(
             population=40, availability=None, behavior=behavior
         )
-        run(controller)
+        cohorts_of_run(controller)
         of_plan = plan(controller.participation, mechanism)
         assert controller.audit(of_plan).contradictions == ()
         planned_ledger = controller.ledger.planned()

@@ -62,7 +62,7 @@ def simulated(noise, spectrum, chains, **options):
 @pytest.mark.parametrize("name", ["independent", "nu-FTRL", "anti-PGD"])
 def test_simulated_mean_estimation_is_that_of_the_formula(name):
     """Exact chi-square test that would see a tenth more; its control is noise of another nu."""
-    chains = power.trials_that_see(lambda n: power.missed_by_variance(n, 1.1))
+    chains = power.trials_that_detect(lambda n: power.missed_by_variance(n, 1.1))
     total = simulated(NOISES[name], ONE, chains, seed=3).sum()
     right, wrong = error(NOISES[name]), error(theory.damped(0.5))
 

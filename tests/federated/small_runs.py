@@ -56,7 +56,7 @@ def broken_off(folder, rounds, settings=None, task=None, *, error=Crash, **optio
     return folder
 
 
-def checked(task, settings):
+def checked_fingerprint(task, settings):
     """Checks the task by its learner as before round 0, and returns the learner's fingerprint."""
     task.learner.check(task, settings)
     return task.learner.fingerprint(settings.seed)

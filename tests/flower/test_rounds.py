@@ -59,7 +59,7 @@ def test_all_updates_have_equal_weight():
     assert_arrays(result.arrays, expected(plan(), grid.asked)[-1])
 
 
-def changed(**changes):
+def with_changed_arrays(**changes):
     """Returns a node's behaviour: some arrays of its reply are exchanged, and those of None are
     missing.
     """
@@ -73,7 +73,7 @@ def changed(**changes):
     return behave
 
 
-def raw(data, shape=(2,), dtype="float32", stype="numpy.ndarray"):
+def with_raw_bias(data, shape=(2,), dtype="float32", stype="numpy.ndarray"):
     """Returns a node's behaviour: array "bias" of its reply has these bytes."""
 
     def behave(message):
@@ -120,20 +120,20 @@ HOSTILE = {
     "failing": (failing, "failed"),
     "late": (of_another_round, "of another round"),
     "stranger": (of_another_node, "of nodes that were not drawn"),
-    "missing array": (changed(bias=None), "with other arrays"),
-    "more arrays": (changed(extra=np.ones(2)), "with other arrays"),
-    "another shape": (changed(bias=np.ones(3)), "with other arrays"),
-    "broadcasts": (changed(bias=np.ones(())), "with other arrays"),
-    "integers": (changed(bias=np.ones(2, np.int64)), "with other arrays"),
-    "complex": (changed(bias=np.ones(2) * 1j), "with other arrays"),
+    "missing array": (with_changed_arrays(bias=None), "with other arrays"),
+    "more arrays": (with_changed_arrays(extra=np.ones(2)), "with other arrays"),
+    "another shape": (with_changed_arrays(bias=np.ones(3)), "with other arrays"),
+    "broadcasts": (with_changed_arrays(bias=np.ones(())), "with other arrays"),
+    "integers": (with_changed_arrays(bias=np.ones(2, np.int64)), "with other arrays"),
+    "complex": (with_changed_arrays(bias=np.ones(2) * 1j), "with other arrays"),
     "two records": (two_records, "with other arrays"),
     "no records": (lambda m: [Message(RecordDict(), reply_to=m)], "with other arrays"),
-    "garbage": (raw(b"garbage"), "with other arrays"),
-    "empty": (raw(b""), "with other arrays"),
-    "another serializer": (raw(b"", stype="pickle"), "with other arrays"),
-    "a bomb": (raw(npy(HUGE)), "with other arrays"),
-    "a pickle": (raw(npy(PICKLE, b"cos\nsystem\n(S'true'\ntR.")), "with other arrays"),
-    "an archive": (raw(archive()), "with other arrays"),
+    "garbage": (with_raw_bias(b"garbage"), "with other arrays"),
+    "empty": (with_raw_bias(b""), "with other arrays"),
+    "another serializer": (with_raw_bias(b"", stype="pickle"), "with other arrays"),
+    "a bomb": (with_raw_bias(npy(HUGE)), "with other arrays"),
+    "a pickle": (with_raw_bias(npy(PICKLE, b"cos\nsystem\n(S'true'\ntR.")), "with other arrays"),
+    "an archive": (with_raw_bias(archive()), "with other arrays"),
     "silent": (lambda m: [], "missing"),
 }
 
@@ -184,7 +184,7 @@ def test_client_moves_a_release_by_at_most_clip_norm(size):
 
 def test_hostile_clients_do_not_stop_a_run_that_has_worked():
     """A round in which all replies have other arrays is noise alone."""
-    odd = changed(bias=np.ones(3))
+    odd = with_changed_arrays(bias=np.ones(3))
     strategy = wrapped()
 
     def later_odd(message):
@@ -197,7 +197,7 @@ def test_hostile_clients_do_not_stop_a_run_that_has_worked():
 
 def test_run_stops_where_no_reply_has_the_arrays_and_resumes(tmp_path):
     strategy = wrapped(tmp_path / "server")
-    grid = Grid(NODES, dict.fromkeys(NODES, changed(bias=np.ones(3))))
+    grid = Grid(NODES, dict.fromkeys(NODES, with_changed_arrays(bias=np.ones(3))))
     with refusal(r"no reply of round 1 has the arrays .*'bias' has shape \(3,\) and not \(2,\)"):
         strategy.start(grid, initial())
     assert strategy.server.round == 0

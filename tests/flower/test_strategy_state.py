@@ -511,24 +511,24 @@ VALUES = [
 ]
 
 
-def stored(state):
+def stored_and_read(state):
     """Returns a state after it was written to a file and read."""
     tree, arrays = state.to_arrays()
     return State.from_arrays(json.loads(json.dumps(tree)), arrays)
 
 
-def again(change):
+def restored_after(change):
     """Returns a strategy that got the state of a changed one from a file, and its state."""
     changed_strategy, restored_strategy = (FedAvg(fraction_evaluate=0.0) for _ in range(2))
     states = StrategyState(changed_strategy), StrategyState(restored_strategy)
     change(changed_strategy)
-    states[1].restore(stored(states[0].changes().state))
+    states[1].restore(stored_and_read(states[0].changes().state))
     return restored_strategy, states[1]
 
 
 @pytest.mark.parametrize("value", VALUES, ids=lambda value: type(value).__name__)
 def test_values_are_restored(value):
-    restored_strategy, _ = again(lambda strategy: setattr(strategy, "v", value))
+    restored_strategy, _ = restored_after(lambda strategy: setattr(strategy, "v", value))
     assert type(restored_strategy.v) is type(value)
     np.testing.assert_equal(restored_strategy.v, value)
 
@@ -536,13 +536,13 @@ def test_values_are_restored(value):
 def test_values_that_refer_to_themselves_are_restored():
     endless = [1]
     endless.append(endless)
-    restored_strategy, _ = again(lambda strategy: setattr(strategy, "v", endless))
+    restored_strategy, _ = restored_after(lambda strategy: setattr(strategy, "v", endless))
     assert restored_strategy.v[0] == 1
     assert restored_strategy.v[1] is restored_strategy.v
 
 
 def test_deleted_attributes_stay_deleted():
-    restored_strategy, state = again(lambda strategy: delattr(strategy, "fraction_train"))
+    restored_strategy, state = restored_after(lambda strategy: delattr(strategy, "fraction_train"))
     assert not hasattr(restored_strategy, "fraction_train")
     state.restore()
     assert restored_strategy.fraction_train == 1.0

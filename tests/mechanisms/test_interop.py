@@ -29,7 +29,7 @@ def serialized(array, dtype=2):
     return tensor_message()(dtype=dtype, shape=shape, content=content).SerializeToString()
 
 
-def folder(path, encoder, decoder):
+def write_folder(path, encoder, decoder):
     """Writes the two files of the papers' public code, and returns their folder."""
     path.mkdir()
     (path / "h_matrix_tensor_pb").write_bytes(serialized(encoder))
@@ -48,7 +48,7 @@ def matrix_path(request, tmp_path):
         np.save(path, C)
         return path.with_suffix(".npy")
     if request.param == "folder":
-        return folder(path, C, B)
+        return write_folder(path, C, B)
     # C has few binary digits, so that floats hold it exactly.
     dtype = 1 if "floats" in request.param else 2
     path.write_bytes(serialized(C, dtype=dtype))
@@ -65,9 +65,11 @@ def test_every_file_format_gives_the_mechanism(matrix_path):
 def test_the_scale_of_the_file_is_not_trusted(tmp_path):
     # (B / 10, 10 C) multiplies back to A; an encoder trusted to have sensitivity 1 would get
     # a tenth of the noise.
-    honest_mechanism = load_factorization(folder(tmp_path / "honest", C, B), workload=prefix_sum(4))
+    honest_mechanism = load_factorization(
+        write_folder(tmp_path / "honest", C, B), workload=prefix_sum(4)
+    )
     scaled_mechanism = load_factorization(
-        folder(tmp_path / "scaled", 10.0 * C, B / 10.0), workload=prefix_sum(4)
+        write_folder(tmp_path / "scaled", 10.0 * C, B / 10.0), workload=prefix_sum(4)
     )
     ratio = (
         fedmf.sensitivity(scaled_mechanism, SINGLE).value
@@ -89,7 +91,7 @@ def test_a_tree_of_other_shape_keeps_its_decoder(tmp_path, decoder):
     tree = TreeMechanism(rounds=4, decoder=decoder)
     B_tree = np.tri(4) @ tree.noising()
     mechanism = load_factorization(
-        folder(tmp_path / "tree", tree.encoder(), B_tree), workload=prefix_sum(4)
+        write_folder(tmp_path / "tree", tree.encoder(), B_tree), workload=prefix_sum(4)
     )
     assert isinstance(mechanism, ExplicitMechanism)
     assert_allclose(mechanism.noising(), tree.noising(), atol=1e-12)
@@ -97,7 +99,9 @@ def test_a_tree_of_other_shape_keeps_its_decoder(tmp_path, decoder):
 
 def test_a_square_encoder_is_made_triangular_and_stays_the_same_mechanism(tmp_path):
     Q = np.linalg.qr(np.random.default_rng(0).standard_normal((4, 4)))[0]
-    mechanism = load_factorization(folder(tmp_path / "q", Q @ C, B @ Q.T), workload=prefix_sum(4))
+    mechanism = load_factorization(
+        write_folder(tmp_path / "q", Q @ C, B @ Q.T), workload=prefix_sum(4)
+    )
     assert isinstance(mechanism, DenseMechanism)
     assert_allclose(mechanism.encoder(), C, atol=1e-12)
 

@@ -16,7 +16,7 @@ from fedmf.participation.schema import SCHEMAS
 from fedmf.privacy.statement import markdown
 from fedmf.privacy.stopping import stopped_after
 from tests.cli.program import printed_by
-from tests.cohorts.controllers import rounds_of_clients, run
+from tests.cohorts.controllers import cohorts_of_run, rounds_of_clients
 from tests.oracles import attained_by_sets
 from tests.privacy.plans import ledger_of
 from tests.refusals import refusal
@@ -89,7 +89,7 @@ def test_sensitivity_is_an_upper_bound(participation, plan):
 def test_controller_satisfies_it_and_the_audit_checks_it(participation, plan):
     options = {"population": 20, "cohort_size": 4, "seed": 3}
     controller = fedmf.ParticipationController(participation, **options)
-    run(controller)
+    cohorts_of_run(controller)
     assert all(map(participation.allows, rounds_of_clients(controller.ledger).values()))
     assert controller.ledger.observed().min_separation < 4
     audit = controller.audit(plan)
@@ -181,7 +181,7 @@ def test_the_limits_hold_although_the_rule_allows_all_rounds():
     controller = fedmf.ParticipationController(
         free_participation, population=5, cohort_size=1, seed=0
     )
-    run(controller)
+    cohorts_of_run(controller)
     assert all(map(min_sep_participation.allows, rounds_of_clients(controller.ledger).values()))
 
 

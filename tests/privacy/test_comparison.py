@@ -37,7 +37,7 @@ def test_the_docs_have_the_computed_check_ins():
         assert words in page
 
 
-def compared(families, epsilons, schemes=(), population=3_000_000, **plan_fields):
+def compared_rows(families, epsilons, schemes=(), population=3_000_000, **plan_fields):
     """Returns the rows of a comparison."""
     return list(
         Comparison.of(
@@ -56,7 +56,7 @@ def compared(families, epsilons, schemes=(), population=3_000_000, **plan_fields
     ["blt", *(pytest.param(name, marks=pytest.mark.slow) for name in ("tree", "banded"))],
 )
 def test_the_docs_have_the_errors_of_three_million_clients(family):
-    rows = compared([family], (1.0, 2.0, 4.0, 8.0), rounds=2000, min_sep=400, cohort_size=6500)
+    rows = compared_rows([family], (1.0, 2.0, 4.0, 8.0), rounds=2000, min_sep=400, cohort_size=6500)
     cells = " | ".join(f"{row.effective_rmse:.5f}" for row in rows)
     assert f"| {family} | {cells} |" in PAGE.read_text()
     # The last printed digit may differ by one, because another program fitted them.
@@ -67,7 +67,9 @@ def test_the_docs_have_the_errors_of_three_million_clients(family):
 @pytest.mark.slow
 def test_a_row_is_the_plan_that_its_options_make():
     small_sizes = {"rounds": 32, "min_sep": 8, "cohort_size": 20}
-    rows = compared(None, (1.0, 4.0), population=400, schemes=("poisson",), bands=4, **small_sizes)
+    rows = compared_rows(
+        None, (1.0, 4.0), population=400, schemes=("poisson",), bands=4, **small_sizes
+    )
     names = [row.name for row in rows[::2]]
     assert names == ["identity", "tree", "blt", "banded", "banded, poisson"]
     for row in rows:
@@ -100,7 +102,7 @@ def test_a_family_that_memory_cannot_hold_is_left_out_unless_it_is_named(monkeyp
     assert [row["family"] for row in printed_values["rows"]] == ["identity"]
     assert "the full decoder of this tree would take" in printed_values["left_out"]["tree"]
     with pytest.raises(checks.TooLargeForMemory, match="the full decoder of this tree"):
-        compared(["identity", "tree"], (8.0,), rounds=30_000, min_sep=10_000, cohort_size=2)
+        compared_rows(["identity", "tree"], (8.0,), rounds=30_000, min_sep=10_000, cohort_size=2)
 
 
 def test_a_scheme_whose_search_of_bands_has_no_room_is_refused_at_once(monkeypatch):
@@ -153,7 +155,7 @@ def test_invalid_check_ins_are_refused(text):
 def test_a_scheme_takes_the_bands_of_least_error_or_is_refused():
     """As the search for them finds, with each epsilon its own."""
     settings = {"rounds": 16, "min_sep": 4, "cohort_size": 20}
-    rows = compared(["identity"], (1.0, 8.0), ["poisson"], 1600, **settings)[2:]
+    rows = compared_rows(["identity"], (1.0, 8.0), ["poisson"], 1600, **settings)[2:]
     for row in rows:
         choice = fedmf.choose_bands(
             fedmf.prefix_sum(16), population=1600, cohort_size=20, epsilon=row.epsilon, delta=1e-6
@@ -161,13 +163,14 @@ def test_a_scheme_takes_the_bands_of_least_error_or_is_refused():
         assert (row.bands, row.sampling) == (choice.best.bands, "poisson")
         assert row.effective_rmse == pytest.approx(choice.best.effective_rmse, rel=1e-3)
     with refusal("sampling=poisson amplifies nothing with cohort_size=20 of population=20"):
-        compared(["identity"], (1.0,), ["poisson"], 20, **settings | {"min_sep": 1})
+        compared_rows(["identity"], (1.0,), ["poisson"], 20, **settings | {"min_sep": 1})
 
 
 def test_metrics_that_share_the_budget_are_paid_for():
     settings = {"rounds": 8, "min_sep": 4, "cohort_size": 10}
     plain_row, shared_row = (
-        compared(["identity"], (4.0,), private_metrics=share, **settings)[0] for share in (0.0, 0.5)
+        compared_rows(["identity"], (4.0,), private_metrics=share, **settings)[0]
+        for share in (0.0, 0.5)
     )
     assert shared_row.noise_multiplier == plain_row.noise_multiplier
     assert shared_row.effective_rmse == pytest.approx(math.sqrt(2) * plain_row.effective_rmse)

@@ -63,14 +63,14 @@ def controller(participation=SPACED, **changes):
     )
 
 
-def drawn_by(scheme=POISSON, participation=None, **changes):
+def sampled_by(scheme=POISSON, participation=None, **changes):
     participation = participation or scheme.participation(40)
     return controller(
         participation, **{"population": 60, "cohort_size": 6, "sampling": scheme, **changes}
     )
 
 
-def gone_on_from(*cohorts):
+def resumed_from(*cohorts):
     controller().resume_from(ledger_of(cohorts, 4))
 
 
@@ -97,7 +97,7 @@ def first_cohort(availability):
     return controller(availability=availability).cohort(0)
 
 
-def game(trials=9, **changes):
+def distinguishing_attack(trials=9, **changes):
     return audit_distinguishing(
         plan(), worst_case(plan()), np.zeros(trials), np.zeros(9), **changes
     )
@@ -116,7 +116,7 @@ BINS = fedmf.BallsInBins(population=90, bins=3)
 NEGATIVE = DenseMechanism(matrix=np.array([[1.0, 0.0], [-0.5, 1.0]]))
 
 
-def texts(**words):
+def availability_texts(**words):
     """Texts of models of availability, and what is said of each."""
     for text, said in words.items():
         yield (lambda t=text: availability_from_text(t)), ValueError, re.escape(said)
@@ -153,7 +153,7 @@ NAMED = [
     *named(ValueError, choose_bands, population=[10], epsilon=[0.0]),
     *named(ValueError, poisson, partitions=[0], cohort_size=[101]),
     *named(ValueError, random_allocation, partitions=[3]),
-    *named(ValueError, game, confidence=[1.5]),
+    *named(ValueError, distinguishing_attack, confidence=[1.5]),
     *named(ValueError, choose_bands, rounds=[65], population=[10], epsilon=[0.0]),
     *named(ValueError, log, rounds=[0], first_round=[-1], duplicates=["sum"], memory=[1000]),
     *named(TypeError, controller, participation=[5], seed=[1.5], availability=[0.5, Always]),
@@ -164,12 +164,18 @@ NAMED = [
     *named(TypeError, Diurnal, charging=[3]),
     *named(ValueError, window, end=[25], outside=[2]),
     *named(ValueError, size, population=[0, 5], simulated_cohort=[21]),
-    *named(ValueError, drawn_by, population=[61], cohort_size=[5]),
-    *texts(nightly="availability='nightly' is unknown", independent="probability=NUMBER"),
-    *texts(**{"always:0.5": "always takes no options", "independent:1.3": "probability=1.3"}),
-    *texts(**{"independent:half": "'probability=half'", "diurnal:charging=3": "'charging=3'"}),
-    *texts(**{"diurnal:seed=1.5": "'seed=1.5'", "diurnal:,": "has ''"}),
-    *texts(**{"diurnal:rounds_per_day=0": "rounds_per_day=0.0"}),
+    *named(ValueError, sampled_by, population=[61], cohort_size=[5]),
+    *availability_texts(
+        nightly="availability='nightly' is unknown", independent="probability=NUMBER"
+    ),
+    *availability_texts(
+        **{"always:0.5": "always takes no options", "independent:1.3": "probability=1.3"}
+    ),
+    *availability_texts(
+        **{"independent:half": "'probability=half'", "diurnal:charging=3": "'charging=3'"}
+    ),
+    *availability_texts(**{"diurnal:seed=1.5": "'seed=1.5'", "diurnal:,": "has ''"}),
+    *availability_texts(**{"diurnal:rounds_per_day=0": "rounds_per_day=0.0"}),
     (lambda: availability_from_text(0.3), TypeError, "availability=0.3"),
     (lambda: controller().cohort(0.0), TypeError, "t=0.0"),
     (lambda: controller().cohort(-1), ValueError, "t=-1"),
@@ -212,7 +218,7 @@ MISMATCHES = [
     (lambda: choose_bands(bands=[65]), "bands=65 must be in 1..64"),
     (lambda: choose_bands(delta=1e-11, bands=[4]), "delta=1e-11 is too small"),
     (lambda: UNPARTED.probability, "partitions=None"),
-    (lambda: game(trials=3), "present has 3 trials"),
+    (lambda: distinguishing_attack(trials=3), "present has 3 trials"),
     (lambda: worst_case(plan(noise_multiplier=0.0)), "guarantees nothing of what runs"),
     (
         lambda: worst_case(plan().simulating(simulated=1, claimed=9)),
@@ -252,20 +258,20 @@ MISMATCHES = [
         (lambda changes=changes: controller(FIXED, **device(**changes)), 'schema="fixed_epoch"')
         for changes in ({"noncompliant_fraction": 0.1}, {"timer_jitter": 1})
     ),
-    (lambda: gone_on_from([0], [1], [2], [3], [0]), "round 4 has client 0.*another run"),
-    (lambda: gone_on_from([30]), "round 0 names client 30, outside 0..29.*another run"),
-    (lambda: gone_on_from([0, 1, 2, 3, 4]), "round 0 has 5 clients, cohort_size=4.*another run"),
-    (lambda: gone_on_from(*[[]] * 21), "round 20 is beyond rounds=20.*another run"),
+    (lambda: resumed_from([0], [1], [2], [3], [0]), "round 4 has client 0.*another run"),
+    (lambda: resumed_from([30]), "round 0 names client 30, outside 0..29.*another run"),
+    (lambda: resumed_from([0, 1, 2, 3, 4]), "round 0 has 5 clients, cohort_size=4.*another run"),
+    (lambda: resumed_from(*[[]] * 21), "round 20 is beyond rounds=20.*another run"),
     (lambda: controller(cohort_size=7), "cohorts of 7 allow `min_sep` up to 4"),
-    (lambda: drawn_by(UNPARTED, EVERY), "partitions=None"),
-    (lambda: drawn_by(participation=EVERY), r"min_sep=5"),
-    (lambda: drawn_by(**device(noncompliant_fraction=0.1)), "leaves no choice"),
+    (lambda: sampled_by(UNPARTED, EVERY), "partitions=None"),
+    (lambda: sampled_by(participation=EVERY), r"min_sep=5"),
+    (lambda: sampled_by(**device(noncompliant_fraction=0.1)), "leaves no choice"),
     (
-        lambda: drawn_by(FIXED_SIZE, availability=Independent(probability=0.5)),
+        lambda: sampled_by(FIXED_SIZE, availability=Independent(probability=0.5)),
         "likelier than its guarantee.*CyclicPoisson",
     ),
     (
-        lambda: drawn_by(FIXED_SIZE, **device(dropout=0.5)),
+        lambda: sampled_by(FIXED_SIZE, **device(dropout=0.5)),
         "likelier than its guarantee.*CyclicPoisson",
     ),
     # The sentence has the requested numbers and not the simulated ones.

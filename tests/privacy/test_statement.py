@@ -26,7 +26,7 @@ def plan(participation=TWICE, **changes):
     return plans.plan(participation, **changes)
 
 
-def point(statement, name):
+def point_text(statement, name):
     """Returns the text of one point of the statement, in one line."""
     match = re.search(
         rf"\*\*{re.escape(name)}\.\*\* (.*?)(?=\n *\d\. \*\*|\n\n|\Z)", statement, re.DOTALL
@@ -48,13 +48,13 @@ def test_an_infinite_epsilon_is_stated_as_no_guarantee():
     ],
 )
 def test_the_assumptions_describe_the_participation(participation, words):
-    assert words in point(statement(plan(participation)), "Assumptions")
+    assert words in point_text(statement(plan(participation)), "Assumptions")
 
 
 def test_an_upper_bound_of_the_sensitivity_is_called_one():
     tree_plan = plan(separated(8, 2, 3), mechanism=TreeMechanism(rounds=8))
     assert not tree_plan.sensitivity.exact
-    assert ", a proven upper bound (" in point(statement(tree_plan), "Assumptions")
+    assert ", a proven upper bound (" in point_text(statement(tree_plan), "Assumptions")
 
 
 def test_without_noise_there_is_no_guarantee():
@@ -62,7 +62,7 @@ def test_without_noise_there_is_no_guarantee():
     text = statement(noiseless)
     head, _, points = text.partition("1. **DP setting.**")
     assert "**No privacy.**" in head
-    assert "no differential privacy guarantee" in point(points, "Formal statement")
+    assert "no differential privacy guarantee" in point_text(points, "Formal statement")
     assert "epsilon =" not in text
     assert "rho =" not in text
     values = statement_values(noiseless)
@@ -154,10 +154,10 @@ def test_the_digest_is_of_the_matrices_of_the_mechanism():
 class TestSampled:
     def test_fixed_size_sampling_keeps_the_clients_but_not_their_number_secret(self):
         fixed_size_statement = statement(sampled(fedmf.CyclicFixedSize))
-        text = point(fixed_size_statement, "Assumptions")
+        text = point_text(fixed_size_statement, "Assumptions")
         assert "a uniform subset of 20 clients" in text
         assert "The sampled clients stay secret: amplification" in text
-        assert "twice the clip norm" in point(fixed_size_statement, "Adjacency")
+        assert "twice the clip norm" in point_text(fixed_size_statement, "Adjacency")
 
     @pytest.mark.parametrize(
         ("relation", "words"),
@@ -170,12 +170,14 @@ class TestSampled:
     def test_the_template_says_why_each_relation_covers_zero_out(self, relation, words):
         values = statement_values(sampled())
         values["sampling"]["relation"] = relation
-        assert f"The accountant bounds the loss {words}" in point(markdown(values), "Adjacency")
+        assert f"The accountant bounds the loss {words}" in point_text(
+            markdown(values), "Adjacency"
+        )
 
     def test_random_allocation_is_described_by_its_epochs(self):
         allocation_plan = sampled(fedmf.CyclicRandomAllocation)
         assert allocation_plan.epsilon < unamplified_epsilon(allocation_plan)
-        text = point(statement(allocation_plan), "Assumptions")
+        text = point_text(statement(allocation_plan), "Assumptions")
         assert "in every epoch of 200 rounds each client draws one of its 100, uniformly" in text
 
 
@@ -187,8 +189,8 @@ class TestObserved:
         ledger = ledger_of([[t % 4, 50 + t] for t in range(8)], 2)
         text = audit_ledger(ledger, plan()).statement(cohort_size=2, population=100)
         assert "Not as planned" not in text
-        assert "complies with the plan, so that this holds" in point(text, "Formal statement")
-        assert "had to enforce all of this" in point(text, "Assumptions")
+        assert "complies with the plan, so that this holds" in point_text(text, "Formal statement")
+        assert "had to enforce all of this" in point_text(text, "Assumptions")
         assert "| rounds with fewer than 2 clients | | 0 |" in re.sub(" +", " ", text)
 
     def test_a_simulation_achieves_no_epsilon(self):
@@ -209,7 +211,7 @@ class TestObserved:
     def test_a_simulation_that_breaks_its_plan_claims_nothing(self):
         ledger = ledger_of([[0]] * 8)
         audit = audit_ledger(ledger, SIMULATED)
-        text = point(audit.statement(), "Formal statement")
+        text = point_text(audit.statement(), "Formal statement")
         assert "where at least 4 were planned. Nothing can be claimed." in text
         assert audit.statement_values()["group_privacy"] == []
         broken_ledger = ledger_of([[0], [0]])
@@ -228,7 +230,7 @@ class TestObserved:
         ledger = ledger_of([[]])
         audit = audit_ledger(ledger, plan())
         assert (audit.achieved, audit.epsilon, audit.rho) == (None, 0.0, 0.0)
-        assert "Nobody took part" in point(audit.statement(), "Formal statement")
+        assert "Nobody took part" in point_text(audit.statement(), "Formal statement")
 
 
 if __name__ == "__main__":

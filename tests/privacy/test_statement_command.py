@@ -56,7 +56,7 @@ def printed_again(stated_plan, folder):
     return printed_by(command)
 
 
-def check(stated_plan, folder):
+def check_command(stated_plan, folder):
     """Checks that the printed command makes the same statement."""
     printed_values = printed_again(stated_plan, folder)
     assert printed_values["epsilon"] == plan_summary(stated_plan)["epsilon"]
@@ -92,7 +92,7 @@ def test_the_command_of_every_sampling_scheme_repeats_its_statement(
         assert getattr(stated_plan.sampling, setting) == (partitions or 4)
     if simulated:
         stated_plan = stated_plan.simulating(simulated=2, claimed=20)
-    check(stated_plan, folder)
+    check_command(stated_plan, folder)
 
 
 QUANTILE = QuantileClipping(quantile=0.3, share=0.1, every=7)
@@ -110,7 +110,7 @@ PLANS = {
 
 @pytest.mark.parametrize("stated_plan", PLANS.values(), ids=PLANS)
 def test_the_command_of_every_plan_repeats_its_statement(folder, stated_plan):
-    check(stated_plan, folder)
+    check_command(stated_plan, folder)
 
 
 def test_the_command_of_a_run_that_ends_early_repeats_its_statement(folder):

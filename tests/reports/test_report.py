@@ -34,7 +34,7 @@ class Page(html.parser.HTMLParser):
         assert self.open == []
         self.ids = [value for _, name, value in self.attributes if name == "id"]
         without_code = re.sub(r"<(style|script)>.*?</\1>", "", page_source, flags=re.S)
-        self.text = shown(without_code)
+        self.text = visible_text(without_code)
 
     def handle_starttag(self, tag, attrs):
         self.attributes += [(tag, name, value or "") for name, value in attrs]
@@ -47,11 +47,12 @@ class Page(html.parser.HTMLParser):
     def inside(self, tag):
         """Returns the text of each element of this kind."""
         return [
-            shown(element) for element in re.findall(rf"<{tag}\b.*?</{tag}>", self.source, re.S)
+            visible_text(element)
+            for element in re.findall(rf"<{tag}\b.*?</{tag}>", self.source, re.S)
         ]
 
 
-def shown(source):
+def visible_text(source):
     """Returns the text of HTML without tags."""
     return " ".join(html.unescape(re.sub("<[^>]*>", " ", source)).split())
 

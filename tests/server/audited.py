@@ -8,7 +8,7 @@ from fedmf.audits.distinguishing import audit_distinguishing
 from fedmf.audits.noise import audit_noise
 from fedmf.audits.whitening import causal_factor, whiten
 from fedmf.server.audited_code import divisor_of, model_of, released_rows, worst_clients
-from tests.power import FALSE_POSITIVE_RATE, missed_by_game, trials_that_see
+from tests.power import FALSE_POSITIVE_RATE, missed_by_game, trials_that_detect
 
 ROUNDS = 10
 COORDINATES = 7_000
@@ -30,7 +30,7 @@ def run_attack(run_plan, claim, case, departure, subject=None):
     that of the case.
     """
     claimed_snr = 1 / claim.noise_multiplier
-    trials = trials_that_see(
+    trials = trials_that_detect(
         lambda trials: missed_by_game(trials, departure * case.snr, claimed_snr)
     )
     clients, is_present = worst_clients(claim, case, trials, seed=1)

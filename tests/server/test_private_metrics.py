@@ -23,7 +23,7 @@ from fedmf.privacy.plan import (
 from fedmf.server.audit import audit_mechanism
 from fedmf.server.host_noise import HostNoise
 from fedmf.server.metrics_stream import MetricsStream
-from tests.power import FALSE_POSITIVE_RATE, missed_by_correlation, trials_that_see
+from tests.power import FALSE_POSITIVE_RATE, missed_by_correlation, trials_that_detect
 from tests.refusals import refusal
 
 ROUNDS = 6
@@ -149,7 +149,7 @@ def test_metric_noise_is_of_the_plan_and_independent_of_updates():
     """
     plan = plan_of(0.25)
     size = 3
-    seeds = trials_that_see(
+    seeds = trials_that_detect(
         lambda n: missed_by_correlation(n * ROUNDS * size, 0.2, FALSE_POSITIVE_RATE / 4)
     )
     C = plan.mechanism.encoder()

@@ -14,7 +14,7 @@ import scipy.stats
 
 import fedmf
 from tests.mechanisms.registry import MECHANISMS, every_mechanism
-from tests.power import FALSE_POSITIVE_RATE, MISS_RATE, missed_by_variance, trials_that_see
+from tests.power import FALSE_POSITIVE_RATE, MISS_RATE, missed_by_variance, trials_that_detect
 from tests.refusals import assert_refused, refusal
 from tests.server.plans import SHAPES, draws_of_host, make_server, plan_of, update
 from tests.server.test_crashes import in_a_child
@@ -53,7 +53,7 @@ class TestReleases:
         """In distribution, without the source: C times the releases is white, with the variance of
         the plan. A variance that is 3% off would be detected.
         """
-        trials = trials_that_see(
+        trials = trials_that_detect(
             lambda trials: max(missed_by_variance(trials, ratio) for ratio in (0.97, 1.03))
         )
         plan = plan_of(MECHANISMS["banded"](12))

@@ -11,7 +11,13 @@ import scipy.stats
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from fedmf.server.source import CHUNK, GaussianSource, aes_counter_mode, noise_key
-from tests.power import distributed, missed_by_count, p_of_count, trials_that_see, unrelated
+from tests.power import (
+    has_distribution,
+    is_uncorrelated,
+    missed_by_count,
+    p_of_count,
+    trials_that_detect,
+)
 
 
 def aes256(key, high, low):
@@ -156,7 +162,7 @@ def test_draws_beyond_6_have_the_frequency_of_the_normal():
     False positives 1e-6; the trials see a tail that lacks half of what it should have.
     """
     expected_share = scipy.stats.norm.sf(6.0) * 2 * 2**23
-    trials = trials_that_see(
+    trials = trials_that_detect(
         lambda trials: missed_by_count(trials, expected_share, 0.5 * expected_share)
     )
     rng = np.random.default_rng(1)
@@ -175,9 +181,9 @@ def test_draws_beyond_6_have_the_frequency_of_the_normal():
 def test_draws_are_standard_normal_and_the_test_can_fail():
     values = drawn(8, 2**21, 3)[0].astype(np.float64)
     # A scale off by 2% is 0.48% away at 1, a mean of 0.01 is 0.4% away at 0.
-    assert distributed(values, "norm", departure=0.0039)
-    assert not distributed(1.02 * values, "norm", departure=0.0039)
-    assert not distributed(values + 0.01, "norm", departure=0.0039)
+    assert has_distribution(values, "norm", departure=0.0039)
+    assert not has_distribution(1.02 * values, "norm", departure=0.0039)
+    assert not has_distribution(values + 0.01, "norm", departure=0.0039)
 
 
 def test_rows_seeds_and_coordinates_are_independent_and_the_test_can_fail():
@@ -190,12 +196,12 @@ def test_rows_seeds_and_coordinates_are_independent_and_the_test_can_fail():
         drawn(8 + 2**64, size),
     ]
     for other_sample in other_samples:
-        assert unrelated(row, other_sample[0], departure=0.025)
-        assert unrelated(row**2, other_sample[0] ** 2, departure=0.025)
+        assert is_uncorrelated(row, other_sample[0], departure=0.025)
+        assert is_uncorrelated(row**2, other_sample[0] ** 2, departure=0.025)
     for lag in (1, 2, 4, 511, 512, 1024):
-        assert unrelated(row[lag:], row[:-lag], departure=0.025)
-        assert unrelated(row[lag:] ** 2, row[:-lag] ** 2, departure=0.025)
-    assert not unrelated(row, row + 20 * other_samples[0][0], departure=0.025)
+        assert is_uncorrelated(row[lag:], row[:-lag], departure=0.025)
+        assert is_uncorrelated(row[lag:] ** 2, row[:-lag] ** 2, departure=0.025)
+    assert not is_uncorrelated(row, row + 20 * other_samples[0][0], departure=0.025)
 
 
 def test_repr_does_not_show_the_key():

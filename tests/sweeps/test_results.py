@@ -27,7 +27,7 @@ from fedmf.sweeps.results import (
 from tests.reports.conftest import make_run
 
 
-def reached(run, validation, name="run", metric="accuracy"):
+def with_result(run, validation, name="run", metric="accuracy"):
     splits = {"validation": {metric: validation}, "test": {metric: validation - 0.01}}
     return dataclasses.replace(run, result=run.result | splits, path=pathlib.Path(name))
 
@@ -46,7 +46,7 @@ def runs():
         "none": {0.1: 0.2, 0.5: 0.3, 1.0: 0.4},
     }
     return [
-        reached(
+        with_result(
             make_run(family, seed=seed, server_learning_rate=rate),
             accuracy + 0.01 * seed,
             f"{family}-{rate}-{seed}",
@@ -115,7 +115,8 @@ def test_stopped_settings_count_as_tried(halved_runs, plotted_lines):
 
 def test_the_best_of_models_that_all_diverged_has_no_star():
     runs = [
-        reached(make_run("banded", server_learning_rate=rate), math.nan) for rate in (0.1, 0.5, 1.0)
+        with_result(make_run("banded", server_learning_rate=rate), math.nan)
+        for rate in (0.1, 0.5, 1.0)
     ]
     (best_setting,) = best_settings(runs)
     assert (best_setting.settings, best_setting.at_edge) == (3, [])
@@ -126,7 +127,7 @@ def with_error(run, error, rate=1.0):
     plan = run.plan | {"task": run.plan["task"] | {"headline_metric": "accuracy_error"}}
     config = dataclasses.replace(run.config, server_learning_rate=rate)
     run = dataclasses.replace(run, plan=plan, config=config)
-    return reached(run, error, metric="accuracy_error")
+    return with_result(run, error, metric="accuracy_error")
 
 
 def test_a_model_whose_loss_is_not_finite_is_never_the_best(runs):
@@ -277,7 +278,7 @@ def with_curve(run, values):
     rows = [row for row in run.metrics if "validation" in row]
     for row, value in zip(rows, values, strict=True):
         row["validation"]["accuracy"] = value
-    return reached(run, values[-1])
+    return with_result(run, values[-1])
 
 
 def test_a_setting_may_be_chosen_by_the_mean_over_the_last_rounds():
@@ -305,14 +306,14 @@ def test_a_setting_may_be_chosen_by_the_mean_over_the_last_rounds():
 
 def test_the_best_figure_shows_the_best_settings_over_the_compared_values(plotted_lines):
     runs = [
-        reached(
+        with_result(
             make_run(family, epsilon=epsilon, server_learning_rate=rate), level * rate * epsilon
         )
         for family, level in (("banded", 0.1), ("identity", 0.05))
         for epsilon in (1.0, 4.0)
         for rate in (0.5, 1.0)
     ]
-    assert best_figure([*runs, reached(make_run("none"), 0.4)])[:8] == b"\x89PNG\r\n\x1a\n"
+    assert best_figure([*runs, with_result(make_run("none"), 0.4)])[:8] == b"\x89PNG\r\n\x1a\n"
     lines = {label: (x, y) for label, x, y in plotted_lines if label}
     # The test metric is 0.01 less
     assert lines["Banded (8 bands)"] == ([1.0, 4.0], pytest.approx([0.09, 0.39]))
@@ -326,11 +327,11 @@ def test_bands_are_chosen_for_each_epsilon_if_cohorts_are_sampled(plotted_lines)
     drawing = {"sampling": "poisson", "population": 60}
     accuracy = {(1.0, 1): 0.2, (1.0, 2): 0.3, (8.0, 2): 0.4, (8.0, 4): 0.5}
     runs = [
-        reached(make_run("banded", epsilon=epsilon, bands=b, **drawing), value)
+        with_result(make_run("banded", epsilon=epsilon, bands=b, **drawing), value)
         for (epsilon, b), value in accuracy.items()
     ]
     runs += [
-        reached(make_run("identity", epsilon=epsilon, **drawing), 0.1) for epsilon in (1.0, 8.0)
+        with_result(make_run("identity", epsilon=epsilon, **drawing), 0.1) for epsilon in (1.0, 8.0)
     ]
     first_best, second_best, *_ = best_settings(runs)
     assert (

@@ -81,7 +81,7 @@ def train(out, configs, *, noise_seed="os", **training):
     return sweep.train_all(out, configs, SweepOptions(noise_seed=noise_seed, **training))
 
 
-def said(out, name, file="began"):
+def read_note(out, name, file="began"):
     return (sweep.run_folder(out, name) / f"{file}.txt").read_text()
 
 
@@ -90,7 +90,7 @@ def test_as_many_runs_train_at_a_time_as_there_are_jobs(set_program, tmp_path):
     assert train(tmp_path, configs, jobs=2) == {}
     assert [sweep_folder.state(tmp_path, name) for name in configs] == ["finished"] * 4
     spans = [
-        (float(said(tmp_path, name).split()[0]), float(said(tmp_path, name, "ended")))
+        (float(read_note(tmp_path, name).split()[0]), float(read_note(tmp_path, name, "ended")))
         for name in configs
     ]
     assert (
@@ -103,7 +103,7 @@ def test_as_many_runs_train_at_a_time_as_there_are_jobs(set_program, tmp_path):
     logs = [sweep.log_file(tmp_path, name) for name in configs]
     assert {log.stat().st_mode & 0o077 for log in logs} == {0}  # warnings name training losses
     # One process trains several runs, one after the other.
-    assert len({said(tmp_path, name, "process") for name in configs}) == 2
+    assert len({read_note(tmp_path, name, "process") for name in configs}) == 2
 
 
 def test_finished_runs_are_not_repeated_and_unfinished_ones_are_resumed(set_program, tmp_path):
@@ -116,7 +116,7 @@ def test_finished_runs_are_not_repeated_and_unfinished_ones_are_resumed(set_prog
     seeds = sorted((tmp_path / "private").iterdir())
     assert len(seeds) == len(configs)
     assert {file.stat().st_mode & 0o777 for file in seeds} == {0o600}
-    first_log, second_log = (said(tmp_path, name) for name in configs)
+    first_log, second_log = (read_note(tmp_path, name) for name in configs)
     assert first_log.count("\n") == second_log.count("\n") == 1
     assert "--resume" not in first_log
     assert "--resume" in second_log
@@ -128,7 +128,7 @@ def test_finished_runs_are_not_repeated_and_unfinished_ones_are_resumed(set_prog
 def test_no_two_runs_share_noise_and_the_same_run_repeats_it(set_program, tmp_path):
     def seeds(out, noise_seed, **varied):
         train(out, grid(**varied), noise_seed=noise_seed, jobs=4)
-        words = [said(out, name).partition("--noise-seed ")[2] for name in grid(**varied)]
+        words = [read_note(out, name).partition("--noise-seed ")[2] for name in grid(**varied)]
         return [word.split()[0] for word in words]
 
     first_seeds = seeds(tmp_path / "a", 5, seed=[0, 1], epsilon=[2.0, 8.0])
@@ -154,7 +154,7 @@ def test_a_run_that_exists_under_another_name_is_not_trained_again(set_program, 
     assert list(sweep_folder.in_folder(tmp_path, both_configs)) == names
     train(tmp_path, both_configs)
     assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == names
-    assert said(tmp_path, "epsilon=8").count("\n") == 1
+    assert read_note(tmp_path, "epsilon=8").count("\n") == 1
 
 
 def test_runs_that_differ_in_more_than_their_names_say_are_refused(set_program, tmp_path):

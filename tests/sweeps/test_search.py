@@ -113,13 +113,13 @@ def space(varied=RATES, **changes):
     return Space(fixed=fixed, varied=varied)
 
 
-def found(out, trials, varied=RATES, *, jobs=1, **changes):
+def run_search(out, trials, varied=RATES, *, jobs=1, **changes):
     return search.train_trials(
         out, space(varied, **changes), trials, SweepOptions(noise_seed="os", jobs=jobs)
     )
 
 
-def in_turn(asked, trials):
+def random_trials(asked, trials):
     """Returns the first trials that a search asks for; they are random, since none has a score."""
     earlier_trials = {}
     for _ in range(trials):
@@ -128,21 +128,21 @@ def in_turn(asked, trials):
 
 
 def test_a_stopped_search_resumes_with_the_same_trials(take_begun_names, tmp_path):
-    assert found(tmp_path / "whole", 16) == {}
+    assert run_search(tmp_path / "whole", 16) == {}
     all_names = take_begun_names()
     assert len(set(all_names)) == 16
     stopped_folder = tmp_path / "parts"
     for trials in (1, 7, 16):
-        found(stopped_folder, trials)
+        run_search(stopped_folder, trials)
     assert take_begun_names() == all_names
     # A run whose end was lost is trained first, and is no other trial.
     for name in all_names[12:]:
         shutil.rmtree(stopped_folder / "runs" / name)
         (stopped_folder / "logs" / f"{name}.txt").unlink()
     (stopped_folder / "runs" / all_names[11] / "result.json").unlink()
-    found(stopped_folder, 16)
+    run_search(stopped_folder, 16)
     assert take_begun_names() == all_names[11:]
-    found(stopped_folder, 10)
+    run_search(stopped_folder, 10)
     assert take_begun_names() == []
 
 
@@ -152,7 +152,7 @@ def test_the_next_trial_depends_on_the_scores_of_earlier_trials(take_begun_names
     """
     earlier_trials = {
         name: dataclasses.replace(trial, score=-abs(math.log10(i + 1) - 0.5))
-        for i, (name, trial) in enumerate(in_turn(space(), 14).items())
+        for i, (name, trial) in enumerate(random_trials(space(), 14).items())
     }
     next_trial = search.next_trial(space(), earlier_trials)
     assert search.next_trial(space(), dict(reversed(earlier_trials.items()))) == next_trial
@@ -180,7 +180,7 @@ def test_lists_ranges_and_options_of_some_families_are_searched(take_begun_names
         "zeroing_norm": [None, 100.0],
         "task_option.lstm_size": ["8", "16"],
     }
-    assert found(out_folder, 14, varied_values, jobs=2) == {}
+    assert run_search(out_folder, 14, varied_values, jobs=2) == {}
     configs = {
         name: trial.config
         for name, trial in search.trials_in(out_folder, space(varied_values)).items()
@@ -197,14 +197,14 @@ def test_lists_ranges_and_options_of_some_families_are_searched(take_begun_names
 
 def test_numbers_are_short_inside_their_range_and_logarithmic_where_it_is_positive():
     varied_values = {"server_learning_rate": Range(1e-4, 1.0), "server_momentum": Range(0.0, 0.9)}
-    first_trials = in_turn(space(varied_values), 9)
+    first_trials = random_trials(space(varied_values), 9)
     for setting_text in ",".join(first_trials).split(","):
         assert len(setting_text.partition("=")[2]) <= len("0.0001234")
     rates = sorted(trial.chosen["server_learning_rate"] for trial in first_trials.values())
     assert 1e-4 <= rates[0] < rates[-1] <= 1
     assert rates[4] < 0.2  # the median: of uniform ones below that with probability 0.02
     narrow = space({"server_learning_rate": Range(0.123401, 0.123402)})
-    [(_, trial)] = in_turn(narrow, 1).items()
+    [(_, trial)] = random_trials(narrow, 1).items()
     assert 0.123401 <= trial.chosen["server_learning_rate"] <= 0.123402
 
 
@@ -213,7 +213,7 @@ def test_existing_runs_count_as_trials(take_begun_names, out_folder):
     sweep.train_all(out_folder, sweep_configs(FIXED, varied_values), SweepOptions(noise_seed="os"))
     take_begun_names()
     # Two of the four runs have the clip norm of the search; the others do not count.
-    found(out_folder, 3, clip_norm=0.1)
+    run_search(out_folder, 3, clip_norm=0.1)
     assert len(take_begun_names()) == 1
     assert len(search.trials_in(out_folder, space(clip_norm=0.1))) == 3
     # Another range leaves out runs outside it.
@@ -222,30 +222,30 @@ def test_existing_runs_count_as_trials(take_begun_names, out_folder):
         out_folder, space(narrow, clip_norm=0.1)
     )
     # The search ends if there is no other setting.
-    assert found(out_folder, 9, {"server_learning_rate": [0.5, 2.0]}, clip_norm=0.1) == {}
+    assert run_search(out_folder, 9, {"server_learning_rate": [0.5, 2.0]}, clip_norm=0.1) == {}
     assert take_begun_names() == []
     with refusal("holds a run with rounds=4, and this sweep has rounds=8"):
-        found(out_folder, 3, rounds=8)
+        run_search(out_folder, 3, rounds=8)
 
 
 def test_failed_runs_count_as_trials_and_the_search_continues(take_begun_names, out_folder):
     varied_values = {**RATES, "clip_norm": [1.0, 3.0]}
-    failures = found(out_folder, 6, varied_values)
+    failures = run_search(out_folder, 6, varied_values)
     failed = {name for name in take_begun_names() if "clip_norm=3" in name}
     assert set(failures) == failed
     assert 0 < len(failed) < 6
     assert {failure.status for failure in failures.values()} == {1}
-    assert set(found(out_folder, 6, varied_values)) == failed  # It is tried again.
+    assert set(run_search(out_folder, 6, varied_values)) == failed  # It is tried again.
     assert set(take_begun_names()) == failed
 
 
 def test_inputs_that_no_run_accepts_end_the_search(take_begun_names, tmp_path, out_folder):
-    failures = found(out_folder, 6, clip_norm=4.0)
+    failures = run_search(out_folder, 6, clip_norm=4.0)
     assert [failure.status for failure in failures.values()] == [2]
     assert len(take_begun_names()) == 1
     # If other runs have begun, only this trial fails.
-    found(tmp_path / "other", 1)
-    failures = found(tmp_path / "other", 8, {**RATES, "clip_norm": [1.0, 4.0]})
+    run_search(tmp_path / "other", 1)
+    failures = run_search(tmp_path / "other", 8, {**RATES, "clip_norm": [1.0, 4.0]})
     begun_names = take_begun_names()
     assert len(begun_names) == 8
     assert set(failures) == {name for name in begun_names if "clip_norm=4" in name} != set()
@@ -261,7 +261,7 @@ def test_fields_that_contradict_each_other_are_not_tried(monkeypatch):
 
     rates = space()
     monkeypatch.setattr(grid, "sweep_config", refusing)
-    first_trials = in_turn(rates, 8)  # 0.4 ** 8 = 7e-4 of all seeds would have met none
+    first_trials = random_trials(rates, 8)  # 0.4 ** 8 = 7e-4 of all seeds would have met none
     assert len(first_trials) == 8
     for trial in first_trials.values():
         assert not 0.02 < trial.chosen["server_learning_rate"] < 1
@@ -271,7 +271,7 @@ def test_the_guarantee_counts_every_trial(take_begun_names, out_folder):
     """Failed trials count too: n Gaussian runs with noise multiplier s compose to one with s /
     sqrt(n).
     """
-    found(out_folder, 7, {**RATES, "clip_norm": [1.0, 3.0]})
+    run_search(out_folder, 7, {**RATES, "clip_norm": [1.0, 3.0]})
     all_runs = sweep_folder.begun_runs((out_folder / "runs").iterdir())
     assert len(all_runs) == 7
     assert any(run.result is None for run in all_runs)
@@ -281,7 +281,7 @@ def test_the_guarantee_counts_every_trial(take_begun_names, out_folder):
 
 
 def test_private_metrics_decide_if_runs_have_them(take_begun_names, out_folder):
-    found(out_folder, 1, private_metrics=0.1)
+    run_search(out_folder, 1, private_metrics=0.1)
     run = fedmf.Run.load(out_folder / "runs" / take_begun_names()[0])
     # 4 clients a round, each 0.25 * rate away from one half
     assert results.score_of(run) == pytest.approx(0.25 * run.config.server_learning_rate)
@@ -317,7 +317,7 @@ def test_without_optuna_it_says_what_to_install(monkeypatch, tmp_path):
     with pytest.raises(
         ImportError, match=r"search=optuna needs Optuna.*pip install 'fedmf\[search"
     ):
-        found(tmp_path, 1)
+        run_search(tmp_path, 1)
 
 
 def test_the_sweep_command_reports_the_best_trial(take_begun_names, tmp_path, monkeypatch):

@@ -37,7 +37,7 @@ def repacked(path, contents):
     return path
 
 
-def changed(archive, folder, name, content):
+def changed_archive(archive, folder, name, content):
     """Writes a copy of the archive in which one file has another content."""
     return repacked(folder / "archive", members(archive) | {f"{data.FOLDER}/{name}": content})
 
@@ -85,7 +85,7 @@ def test_arrays_that_numpy_pickled_are_read(archive, tmp_path, order):
     """numpy gives its arrays of bytes the same three names."""
     batch = pickle.loads(members(archive)[f"{data.FOLDER}/test_batch"], encoding="bytes")
     batch[b"data"] = np.asarray(batch[b"data"], order=order)
-    path = changed(archive, tmp_path, "test_batch", pickle.dumps(batch, 4))
+    path = changed_archive(archive, tmp_path, "test_batch", pickle.dumps(batch, 4))
     assert_array_equal(data.load_images(path).x_test, data.load_images(archive).x_test)
 
 
@@ -110,12 +110,12 @@ class _Evil:
 )
 def test_pickles_cannot_run_code(archive, tmp_path, call, protocol):
     evil = pickle.dumps({b"data": _Evil(*call)}, protocol)
-    path = changed(archive, tmp_path, "data_batch_3", evil)
+    path = changed_archive(archive, tmp_path, "data_batch_3", evil)
     with refusal(r"data_batch_3 is not a pickle of images \(it asks for .*\): "):
         data.load_images(path)
 
 
-def batch(**changes):
+def pickled_batch(**changes):
     content = {b"data": np.zeros((10, 3072), np.uint8), b"labels": [0] * 10}
     changed_entries = {name.encode(): value for name, value in changes.items()}
     return pickle.dumps(content | changed_entries, 4)
@@ -125,18 +125,22 @@ def batch(**changes):
     ("name", "content", "words"),
     [
         ("data_batch_1", pickle.dumps([1]), "3,072 bytes an image"),
-        ("data_batch_1", batch(data=np.zeros((10, 3071), np.uint8)), "3,072 bytes an image"),
-        ("data_batch_1", batch(labels=[0] * 9 + [10]), "one label in 0..9"),
+        (
+            "data_batch_1",
+            pickled_batch(data=np.zeros((10, 3071), np.uint8)),
+            "3,072 bytes an image",
+        ),
+        ("data_batch_1", pickled_batch(labels=[0] * 9 + [10]), "one label in 0..9"),
         (
             "test_batch",
             pickle.dumps({b"data": np.zeros((2, 3072), np.float32)}, 4),
             "is not a pickle of images",
         ),
-        ("batches.meta", batch(label_names=[b"cat"]), "no ten label names"),
+        ("batches.meta", pickled_batch(label_names=[b"cat"]), "no ten label names"),
     ],
 )
 def test_batches_of_other_content_are_refused(archive, tmp_path, name, content, words):
-    path = changed(archive, tmp_path, name, content)
+    path = changed_archive(archive, tmp_path, name, content)
     with refusal(words, naming=[path, name]):
         data.load_images(path)
 

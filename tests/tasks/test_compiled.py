@@ -58,7 +58,7 @@ def compiled(kind, sizes, weights, x, y, *, form="plain", batch_size=16, rate=0.
     return update, run(weights, x, y, rate, update)
 
 
-def check(kind, sizes, drawn, rtol=1e-4, atol=3e-6, **options):
+def check_epoch(kind, sizes, drawn, rtol=1e-4, atol=3e-6, **options):
     """Compares an epoch with Keras.
 
     Keras's update is a difference of weights. It has their rounding, 6e-8 for weights of size 1,
@@ -71,7 +71,7 @@ def check(kind, sizes, drawn, rtol=1e-4, atol=3e-6, **options):
         np.testing.assert_allclose(actual_array, expected_array, rtol=rtol, atol=atol)
 
 
-def draw(seed, sizes, sentences, length, scale=0.5):
+def draw_case(seed, sizes, sentences, length, scale=0.5):
     rng = np.random.default_rng(seed)
     shapes = tensor_shapes(sizes[0] + 4, *sizes[1:])
     weights = [(scale * rng.normal(size=shape)).astype(np.float32) for shape in shapes]
@@ -102,8 +102,8 @@ published = functools.partial(hypothesis.example, kind="published", form="publis
 def test_the_compiled_epoch_equals_keras_for_any_shape(
     kind, form, sizes, length, sentences, batch_size, seed
 ):
-    drawn_case = draw(seed, sizes, sentences, length)
-    check(kind, sizes, drawn_case, form=form, batch_size=batch_size)
+    drawn_case = draw_case(seed, sizes, sentences, length)
+    check_epoch(kind, sizes, drawn_case, form=form, batch_size=batch_size)
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +112,7 @@ def training_case():
     short.
     """
     sizes = (7, WIDTH, UNITS)
-    return sizes, *draw(4, sizes, 22, LENGTH)
+    return sizes, *draw_case(4, sizes, 22, LENGTH)
 
 
 @pytest.mark.parametrize("kind", model.LOSSES)
@@ -191,5 +191,5 @@ def test_arrays_that_c_would_read_past_are_refused(training_case, name):
 def test_extreme_numbers_match_tensorflow():
     """Large weights make exp overflow and close gates; their roundings are 8e-6."""
     sizes = (7, WIDTH, UNITS)
-    drawn_case = draw(5, sizes, 3, LENGTH, scale=30.0)
-    check("published", sizes, drawn_case, rtol=1e-3, atol=2e-5, rate=1e-3)
+    drawn_case = draw_case(5, sizes, 3, LENGTH, scale=30.0)
+    check_epoch("published", sizes, drawn_case, rtol=1e-3, atol=2e-5, rate=1e-3)

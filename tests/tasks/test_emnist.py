@@ -29,7 +29,7 @@ def letters_file(tmp_path_factory):
     return write_synthetic(path, clients=4, only_digits=False, progress=False)
 
 
-def pooled(path, split, classes=10):
+def all_images(path, split, classes=10):
     """Returns all images and labels of a split."""
     file = data.open_file(path)
     parts = [
@@ -46,7 +46,7 @@ def test_the_synthetic_digits_are_read_as_images_and_labels(digits_file):
         assert len(sizes) == 12
         assert sum(sizes.values()) == pytest.approx(12 * 60 * share, rel=0.3)
     first_images, _ = data.client_examples(file, split, "f0000_00", classes=10, limit=2)
-    x, y = pooled(digits_file, split)
+    x, y = all_images(digits_file, split)
     assert_array_equal(first_images, x[:2])
     assert x.shape[1:] == (28, 28, 1)
     assert (x.dtype, y.dtype) == (np.float32, np.int32)
@@ -58,10 +58,10 @@ def test_the_synthetic_digits_are_read_as_images_and_labels(digits_file):
 
 
 def test_letters_are_in_the_splits_of_all_characters_alone(letters_file):
-    _, labels = pooled(letters_file, "all_train", 62)
+    _, labels = all_images(letters_file, "all_train", 62)
     assert labels.max() > 35
     assert 0.3 < (labels < 10).mean() < 0.7
-    _, digits = pooled(letters_file, "digits_only_train")
+    _, digits = all_images(letters_file, "digits_only_train")
     assert len(digits) == (labels < 10).sum()
 
 
@@ -146,7 +146,7 @@ def test_the_task_has_its_limits_and_halves_the_test_split(digits_file):
     assert "synthetic" in task.description
     assert len(task.examples_of(task.client_ids[0])[0]) == 30
     halves = [task.split(name)[0] for name in ("validation", "test")]
-    test_images, _ = pooled(digits_file, "digits_only_test")
+    test_images, _ = all_images(digits_file, "digits_only_test")
     split_images = np.concatenate(halves)
     assert sorted(map(np.ndarray.tobytes, split_images)) == sorted(
         map(np.ndarray.tobytes, test_images)

@@ -47,7 +47,7 @@ def make_task(files):
     return make
 
 
-def pool(task):
+def all_examples(task):
     """Returns all training examples, in the order of the clients."""
     client_examples = [task.examples_of(client) for client in task.client_ids]
     return tuple(np.concatenate(arrays) for arrays in zip(*client_examples, strict=True))
@@ -58,7 +58,7 @@ def pool(task):
 def test_every_example_has_a_client(make_task, name):
     natural = make_task(name)
     task = make_task(name, partition="dirichlet:0.3", clients=10)
-    x, y = pool(natural)
+    x, y = all_examples(natural)
     ids = task.client_ids
     assert ids == tuple("0123456789")
     owners = partition.dirichlet(y, 10, 0.3, 0)
@@ -97,7 +97,7 @@ def test_partitioned_clients_respect_limits_and_batch_sizes(make_task):
     limited_task = make_task(
         "cifar10", partition="shards:2", clients=10, max_clients=30, batch_size=8
     )
-    assert (limited_task.batch_size, len(pool(limited_task)[1])) == (8, 30)
+    assert (limited_task.batch_size, len(all_examples(limited_task)[1])) == (8, 30)
     assert make_task("cifar10").batch_size == 1
     with refusal("clients=500 must be in 1..135"):
         make_task("cifar10", partition="dirichlet:1", clients=500)

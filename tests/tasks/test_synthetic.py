@@ -14,7 +14,7 @@ from tests.refusals import refusal
 from tests.tasks.data_files import execute, records, sentences
 
 
-def write(path, **changes):
+def write_corpus(path, **changes):
     sizes = {"clients": 5, "seed": 1, "sentences_per_client": 8, "vocabulary_size": 400}
     return write_synthetic_corpus(path, **sizes | changes, progress=False)
 
@@ -51,7 +51,9 @@ def test_metadata_counts_the_examples(corpus_file):
 
 
 def test_words_follow_a_zipf_like_law_and_users_differ(tmp_path):
-    path = write(tmp_path / "file", clients=60, sentences_per_client=60, vocabulary_size=1_000)
+    path = write_corpus(
+        tmp_path / "file", clients=60, sentences_per_client=60, vocabulary_size=1_000
+    )
     users = collections.defaultdict(collections.Counter)
     for (split, client), texts in sentences(path).items():
         if split == "train":
@@ -79,16 +81,18 @@ def test_examples_survive_the_round_trip(features):
 
 
 def test_an_existing_file_is_not_overwritten_without_the_option(tmp_path):
-    path = write(tmp_path / "file")
+    path = write_corpus(tmp_path / "file")
     first_records = records(path)
     with refusal(r"file exists already: .*overwrite"):
-        write(path, seed=2)
+        write_corpus(path, seed=2)
     assert records(path) == first_records
-    assert records(write(path, seed=2, overwrite=True)) != first_records
-    assert records(write(path, overwrite=True)) == first_records  # the same seed, the same rows
+    assert records(write_corpus(path, seed=2, overwrite=True)) != first_records
+    assert (
+        records(write_corpus(path, overwrite=True)) == first_records
+    )  # the same seed, the same rows
     assert os.listdir(tmp_path) == ["file"]
     with refusal(r"cannot write .*missing/file.*choose a folder"):
-        write(tmp_path / "missing" / "file")
+        write_corpus(tmp_path / "missing" / "file")
 
 
 @pytest.mark.parametrize(
@@ -105,7 +109,7 @@ def test_an_existing_file_is_not_overwritten_without_the_option(tmp_path):
 def test_bad_arguments_are_named(tmp_path, changes, error):
     ((name, value),) = changes.items()
     with refusal(f"{name}={value!r}", error):
-        write(tmp_path / "file", **changes)
+        write_corpus(tmp_path / "file", **changes)
     assert not list(tmp_path.iterdir())
 
 
@@ -115,7 +119,7 @@ def test_an_interrupted_writer_leaves_nothing(tmp_path, monkeypatch):
 
     monkeypatch.setattr(synthetic, "draw_sentences", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        write(tmp_path / "file")
+        write_corpus(tmp_path / "file")
     assert not list(tmp_path.iterdir())
 
 

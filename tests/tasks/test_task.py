@@ -20,13 +20,13 @@ from tests.tasks.data_files import execute, sentences  # noqa: E402
 SMALL = {"vocabulary_size": 200, "embedding_size": 8, "lstm_size": 16}
 
 
-def made(path, **options):
+def make_task(path, **options):
     return build_task(StackOverflowOptions(data=path, **options), progress=False)
 
 
 @pytest.fixture(scope="module")
 def task(corpus_file):
-    return made(corpus_file, validation_sentences=100, **SMALL)
+    return make_task(corpus_file, validation_sentences=100, **SMALL)
 
 
 def of_clients(path, split):
@@ -47,7 +47,9 @@ def test_tff_s_load_data_reads_the_corpus_from_a_cache_folder(corpus_file, tff):
 
 
 def test_client_examples_are_the_preprocessed_first_sentences(corpus_file):
-    task = made(corpus_file, max_sentences=7, validation_sentences=10, sequence_length=12, **SMALL)
+    task = make_task(
+        corpus_file, max_sentences=7, validation_sentences=10, sequence_length=12, **SMALL
+    )
     words = load_vocabulary(data.open_corpus(corpus_file), 200, progress=False).words
     expected = of_clients(corpus_file, "train")
     assert list(task.client_ids) == sorted(expected)
@@ -81,7 +83,7 @@ def test_validation_and_test_follow_one_another_in_the_order_of_the_papers_code(
 
 
 def test_a_small_test_split_is_halved_and_says_so(corpus_file, task):
-    halved = made(corpus_file, test_sentences=11, max_clients=3, **SMALL)
+    halved = make_task(corpus_file, test_sentences=11, max_clients=3, **SMALL)
     total = sum(data.open_corpus(corpus_file).client_sizes("test").values())
     assert len(halved.evaluation_examples("validation")[0]) == total // 2
     assert len(halved.evaluation_examples("test")[0]) == 11
@@ -92,11 +94,11 @@ def test_a_small_test_split_is_halved_and_says_so(corpus_file, task):
     with refusal("split='train'"):
         task.evaluation_examples("train")
     with refusal("max_clients=0"):
-        made(corpus_file, max_clients=0, **SMALL)
+        make_task(corpus_file, max_clients=0, **SMALL)
 
 
 def test_a_vocabulary_larger_than_the_corpus_keeps_the_model_s_size(corpus_file):
-    task = made(corpus_file, **(SMALL | {"vocabulary_size": 5_000}))
+    task = make_task(corpus_file, **(SMALL | {"vocabulary_size": 5_000}))
     assert task.build_model(0).output_shape == (None, 20, 5_004)
     assert "5000 words, only 3" in task.description
     assert task.client_examples(task.client_ids[0])[0][0, 0] == 5_002
@@ -105,7 +107,7 @@ def test_a_vocabulary_larger_than_the_corpus_keeps_the_model_s_size(corpus_file)
 def test_missing_examples_are_refused(corpus_copy):
     def changed(statement):
         execute(corpus_copy, statement)
-        return made(corpus_copy, **SMALL)
+        return make_task(corpus_copy, **SMALL)
 
     task = changed("DELETE FROM examples WHERE client_id = '2' AND split_name = 'train'")
     assert [array.shape for array in task.client_examples("2")] == [(0, 20)] * 2
@@ -120,7 +122,7 @@ def test_missing_examples_are_refused(corpus_copy):
 def test_another_vocabulary_has_another_data_version(corpus_file, tmp_path, published):
     """The ids of all examples change with it, and nothing else of what a resume compares."""
     path = pathlib.Path(shutil.copy(corpus_file, tmp_path / data.FILE_NAME))
-    task_before = made(path, **SMALL)
+    task_before = make_task(path, **SMALL)
     words = path.with_name(f"{data.FILE_NAME}.word_count")
     head, *counts = words.read_text().splitlines(keepends=True)
     if published:  # TFF's own list is read beside a file that is not synthetic.
@@ -128,10 +130,10 @@ def test_another_vocabulary_has_another_data_version(corpus_file, tmp_path, publ
         words = path.with_suffix(".word_count")
         head = ""
         words.write_text("".join(counts))
-        task_before = made(path, **SMALL)
-    assert made(path, **SMALL).data_version == task_before.data_version
+        task_before = make_task(path, **SMALL)
+    assert make_task(path, **SMALL).data_version == task_before.data_version
     words.write_text("".join([head, *counts[::-1]]))
-    task_after = made(path, **SMALL)
+    task_after = make_task(path, **SMALL)
     client = task_before.client_ids[0]
     assert (task_after.client_examples(client)[0] != task_before.client_examples(client)[0]).any()
     assert task_after.data_version != task_before.data_version
@@ -141,7 +143,7 @@ def test_another_vocabulary_has_another_data_version(corpus_file, tmp_path, publ
 
 
 def test_a_copy_of_the_data_has_the_same_version(corpus_copy, task):
-    copied_task = made(corpus_copy, validation_sentences=100, **SMALL)
+    copied_task = make_task(corpus_copy, validation_sentences=100, **SMALL)
     assert (copied_task.data_version, copied_task.description) == (
         task.data_version,
         task.description,

@@ -22,7 +22,7 @@ def by_user(path):
     return {user: texts for (_, user), texts in sentences(path).items()}
 
 
-def crowd(users=20):
+def many_rows(users=20):
     """Rows enough that no split is empty."""
     return [(f"crowd{i}", "One sentence. Another one.") for i in range(users)]
 
@@ -41,10 +41,10 @@ def write_parquet(path, query):
 
 @pytest.fixture
 def table(tmp_path):
-    return write_csv(tmp_path / "posts.csv", crowd())
+    return write_csv(tmp_path / "posts.csv", many_rows())
 
 
-def run(path, out=None, **options):
+def run_import(path, out=None, **options):
     out = out or path.with_name("corpus.sqlite")
     overwrite = options.pop("overwrite", False)
     split = ImportOptions(**options)
@@ -71,7 +71,7 @@ def test_text_is_split_into_sentences(text, sentences):
 
 
 def test_the_three_formats_give_the_same_file(tmp_path):
-    rows = [*crowd(), ("ann", 'Said "no".\nTwice, äöü'), ("7", "a, b")]
+    rows = [*many_rows(), ("ann", 'Said "no".\nTwice, äöü'), ("7", "a, b")]
     csv, jsonl, parquet = paths = [tmp_path / name for name in ("a.csv", "b.jsonl", "c.parquet")]
     write_csv(csv, rows)
     lines = [{"x": [1], "text": text, "user": 7 if user == "7" else user} for user, text in rows]
@@ -80,7 +80,7 @@ def test_the_three_formats_give_the_same_file(tmp_path):
     write_parquet(parquet, f'SELECT "user", text FROM {read_query}')
     file_contents = []
     for path in paths:
-        summary, out_path = run(path, path.with_suffix(".sqlite"))
+        summary, out_path = run_import(path, path.with_suffix(".sqlite"))
         assert (summary.rows, summary.rows_without_user, summary.rows_without_text) == (22, 0, 0)
         file_contents.append(sentences(out_path))
     assert file_contents[0] == file_contents[1] == file_contents[2]
@@ -92,7 +92,7 @@ def test_the_three_formats_give_the_same_file(tmp_path):
 
 
 def test_the_file_is_what_tffs_loader_and_ours_expect(table):
-    summary, out_path = run(table)
+    summary, out_path = run_import(table)
     description = describe_file(out_path)
     assert description["origin"] == "imported text"
     assert {
@@ -112,16 +112,18 @@ def test_the_file_is_what_tffs_loader_and_ours_expect(table):
 
 def test_rows_without_user_or_text_are_counted_and_left_out(tmp_path):
     rows = [("", "nobody's"), ("\u200b", "nobody's"), ("ann", ""), ("bob", " \n"), ("eve", "hi")]
-    summary, out_path = run(write_csv(tmp_path / "rows.csv", [*crowd(), *rows, ("", "")]))
+    summary, out_path = run_import(
+        write_csv(tmp_path / "rows.csv", [*many_rows(), *rows, ("", "")])
+    )
     assert (summary.rows, summary.rows_without_user, summary.rows_without_text) == (26, 3, 2)
     # A user with one row is a user.
     assert by_user(out_path).keys() & {"", "ann", "bob", "eve"} == {"eve"}
-    lines = [{"user": user, "text": text} for user, text in crowd()]
+    lines = [{"user": user, "text": text} for user, text in many_rows()]
     lines += [{"user": "crowd1", "text": None}, {"user": "a", "text": {}}]
     lines += [{"user": None, "text": "x"}, {"text": "x"}, {"user": ["a"], "text": "x"}]
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    summary, _ = run(path, overwrite=True)
+    summary, _ = run_import(path, overwrite=True)
     assert (summary.rows, summary.rows_without_user, summary.rows_without_text) == (25, 3, 2)
 
 
@@ -140,7 +142,9 @@ def test_users_are_split_by_a_keyed_hash(tmp_path):
     for split, share in (("heldout", 0.1), ("test", 0.3), ("train", 0.6)):
         assert abs(splits.count(split) / 20_000 - share) < 6 * (share * (1 - share) / 20_000) ** 0.5
     path = write_csv(tmp_path / "rows.csv", [(user, "hi") for user in users[:300]])
-    assert sentences(run(path, **shares)[1]).keys() == {*zip(splits[:300], users, strict=False)}
+    assert sentences(run_import(path, **shares)[1]).keys() == {
+        *zip(splits[:300], users, strict=False)
+    }
 
 
 # tests/audits/test_log.py has the tables that are refused; this test shows that they are checked
@@ -161,7 +165,7 @@ def test_files_that_cannot_be_imported_are_refused(tmp_path, name, content, word
     path = tmp_path / name
     path.write_bytes(content)
     with refusal(None, naming=[path, *words]):
-        run(path)
+        run_import(path)
     assert os.listdir(tmp_path) == [name]
 
 
@@ -169,7 +173,7 @@ def test_parquet_columns_that_are_no_text_are_named(tmp_path):
     path = tmp_path / "rows.parquet"
     write_parquet(path, "SELECT 1 AS \"user\", ['a'] AS text")
     with refusal(r"column 'text' of type VARCHAR\[\]: write it as texts"):
-        run(path)
+        run_import(path)
 
 
 @pytest.mark.parametrize(
@@ -191,7 +195,7 @@ def test_bad_arguments_are_named(table, out, options, words):
     table.with_name("corpus.sqlite").write_text("kept")
     content_before = table.read_bytes()
     with refusal(words):
-        run(table, table.with_name(out), **options)
+        run_import(table, table.with_name(out), **options)
     assert table.read_bytes() == content_before
     assert sorted(os.listdir(table.parent)) == ["corpus.sqlite", "posts.csv"]
 
@@ -210,7 +214,7 @@ def test_a_failed_import_leaves_no_file(table, monkeypatch, error):
 
     monkeypatch.setattr(text_import, "split_sentences", fail)
     with pytest.raises((KeyboardInterrupt, MemoryError, ValueError)):
-        run(table)
+        run_import(table)
     assert os.listdir(table.parent) == ["posts.csv"]
 
 
@@ -236,7 +240,7 @@ def test_a_killed_import_leaves_no_file_and_the_next_one_cleans_up(tmp_path):
     process.wait()
     assert not out_path.exists()
     assert len(os.listdir(tmp_path)) == 3  # The import has a database and a folder of its sort.
-    run(write_csv(tmp_path / "few.csv", crowd()))
+    run_import(write_csv(tmp_path / "few.csv", many_rows()))
     assert sorted(os.listdir(tmp_path)) == ["corpus.sqlite", "few.csv", "rows.csv"]
 
 

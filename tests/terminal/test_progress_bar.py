@@ -34,7 +34,7 @@ with progress_bar.elapsed("too short to be shown"):
 """
 
 
-def drawn(rows, columns, program=PROGRAM):
+def drawn_lines(rows, columns, program=PROGRAM):
     """Returns the lines that the program writes to a terminal of this size."""
     master, terminal = pty.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
@@ -50,7 +50,7 @@ def drawn(rows, columns, program=PROGRAM):
 
 @pytest.mark.parametrize(("columns", "width"), [(120, 119), (0, 100)])
 def test_a_terminal_of_any_size_shows_rounds_speed_and_time_left(columns, width):
-    lines = drawn(24, columns)
+    lines = drawn_lines(24, columns)
     assert len(lines) > 3
     assert max(map(len, lines)) == width
     assert all(
@@ -67,7 +67,7 @@ def test_a_file_gets_a_line_every_ten_seconds():
 
 
 def test_work_without_steps_shows_that_time_goes_on():
-    lines = drawn(24, 120, LONG)
+    lines = drawn_lines(24, 120, LONG)
     for name in ("reading", "fit"):
         times = {
             num_seconds

@@ -73,7 +73,7 @@ def train(folder, settings=None, task=None, **options):
     return small_runs.train(folder, settings or config(cohort_size=6), task, **options)
 
 
-def gone_on_with(folder, settings=None):
+def resume_locally(folder, settings=None):
     """Resumes a run in another process, without a cluster."""
     return train(folder, settings, noise_seed=None, resume=True, cluster=None)
 
@@ -178,7 +178,7 @@ def test_ctrl_c_ends_a_round_under_way(machines, local_run, tmp_path):
         assert time.monotonic() - pressed[0] < 5
     finally:
         signal.signal(signal.SIGINT, old_handler)
-    assert_same_run(gone_on_with(tmp_path / "run"), local_run)
+    assert_same_run(resume_locally(tmp_path / "run"), local_run)
 
 
 def test_nothing_secret_is_serialised(machines, tmp_path, monkeypatch):
@@ -285,7 +285,7 @@ def test_a_killed_driver_leaves_no_process_and_its_run_resumes(local_run, tmp_pa
     while any(program.exists() for program in programs) and time.monotonic() < deadline:
         time.sleep(0.2)
     assert not any(program.exists() for program in programs)
-    assert_same_run(gone_on_with(tmp_path / "run"), local_run)
+    assert_same_run(resume_locally(tmp_path / "run"), local_run)
 
 
 def test_setups_hold_no_examples():
@@ -326,7 +326,7 @@ def test_without_workers_it_waits_stops_and_resumes_elsewhere(
     with pytest.raises(federated.WorkersLost, match="3 of 6 rounds are saved"):
         train(tmp_path / "run", settings, on_round=leave)
     assert "waiting 3 s for one" in capfd.readouterr().err
-    assert_same_run(gone_on_with(tmp_path / "run", settings), local_run)
+    assert_same_run(resume_locally(tmp_path / "run", settings), local_run)
 
 
 def test_a_cluster_without_processors_is_refused(cluster_without_workers, tmp_path):

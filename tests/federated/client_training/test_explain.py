@@ -31,7 +31,7 @@ def rolled():
     return layers.Lambda(lambda x: tf.roll(x, 1, axis=-1))
 
 
-def explained(task):
+def explanation_of(task):
     """Returns what an execution of the task says."""
     plan = config().plan()
     options = federated.RunOptions(threads=3)
@@ -40,19 +40,19 @@ def explained(task):
 
 
 def test_a_small_model_is_vectorised():
-    assert explained(task()).startswith("vectorised: many clients of a model of 10 parameters")
+    assert explanation_of(task()).startswith("vectorised: many clients of a model of 10 parameters")
 
 
 def test_a_large_model_trains_one_client_a_thread(monkeypatch):
     monkeypatch.setattr(vectorised_sizes, "SMALL_MODEL", 9)
-    sentence = explained(task())
+    sentence = explanation_of(task())
     assert sentence.startswith("one client a thread, 3 at a time: the model has 10 parameters")
 
 
 def test_a_model_that_cannot_be_vectorised_is_logged_once_with_the_reason(caplog):
     client_setup._log_once.cache_clear()
     with caplog.at_level(logging.WARNING, "fedmf"):
-        sentences = [explained(task(rolled)) for _ in range(2)]
+        sentences = [explanation_of(task(rolled)) for _ in range(2)]
     [record] = caplog.records
     assert "clients train one by one, for the model cannot be vectorised (" in record.message
     assert "Roll" in record.message
@@ -60,13 +60,13 @@ def test_a_model_that_cannot_be_vectorised_is_logged_once_with_the_reason(caplog
         assert sentence.startswith("one client a thread, 3 at a time: the model cannot be")
     # Negative control: a model that is vectorised is not logged.
     caplog.clear()
-    explained(task())
+    explanation_of(task())
     assert not caplog.records
 
 
 def test_a_compiled_epoch_trains_one_client_a_thread():
     compiled = task(compiled_epoch=lambda: lambda *arguments: 0.0)
-    assert explained(compiled) == (
+    assert explanation_of(compiled) == (
         "one client a thread, 3 at a time: the task's compiled epoch runs here"
     )
 

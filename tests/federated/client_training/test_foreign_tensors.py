@@ -8,7 +8,7 @@ from fedmf.mechanisms.interop import parse_tensor
 from tests.refusals import refusal
 
 
-def written(values):
+def written_tensor(values):
     return parse_tensor(tf.io.serialize_tensor(tf.constant(values)).numpy())
 
 
@@ -17,10 +17,10 @@ def written(values):
 def test_tensors_are_read_as_they_were_written(dtype, shape):
     drawn_array = np.random.default_rng(0).standard_normal(shape).astype(dtype)
     for values in (drawn_array, np.full(shape, 0.5, dtype)):
-        np.testing.assert_array_equal(written(values), values)
+        np.testing.assert_array_equal(written_tensor(values), values)
 
 
 @pytest.mark.parametrize("value", [[1, 2], [1j]])
 def test_other_kinds_of_tensors_are_refused(value):
     with refusal("only float"):
-        written(value)
+        written_tensor(value)

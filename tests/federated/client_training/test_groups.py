@@ -39,7 +39,7 @@ def sum_of(updates):
     )
 
 
-def check(second_sum):
+def check_second_group(second_sum):
     """Checks a result as that of the second of two groups, which has five clients."""
     first_sum = sum_of(updates(2))._replace(group=0)
     return list(
@@ -60,7 +60,7 @@ def test_a_sum_of_equal_updates_passes(scale):
     At a scale of 1e30 the updates are zeroed.
     """
     group_sum = sum_of(updates(5, scale))
-    checked_sum = check(group_sum)
+    checked_sum = check_second_group(group_sum)
     for values, expected in zip(checked_sum.values, group_sum.values, strict=True):
         np.testing.assert_array_equal(values, expected)
     assert checked_sum[1:7] == group_sum[1:7]
@@ -99,7 +99,7 @@ def test_results_that_cannot_be_clipped_sums_are_refused(make_result, fault):
     result = make_result()
     worker_clause = ", of worker 'node-7'," if isinstance(result, ClippedSum) else ""
     with refusal(f"group 1 of 2{worker_clause} .*: .*{fault}"):
-        check(result)
+        check_second_group(result)
 
 
 @pytest.mark.parametrize(

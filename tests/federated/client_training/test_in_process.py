@@ -26,7 +26,7 @@ from tests.federated.small_runs import config, small_task, start_of, train
 from tests.refusals import refusal
 
 
-def examples(count):
+def epoch_examples(count):
     """Returns one epoch of so many examples."""
     return [(np.ones((count, 5), np.int32),) * 2]
 
@@ -51,7 +51,7 @@ def test_clipped_updates_are_summed_in_the_cohort_s_order(sums_of):
             another_is_done.set()
         return 0.5 * len(x)
 
-    cohort = [*map(examples, shift), []]  # One update is not finite.
+    cohort = [*map(epoch_examples, shift), []]  # One update is not finite.
     sums = []
     for wait, threads in ((False, 1), (True, 4)):
         task = trained_by(functools.partial(epoch, wait=wait))
@@ -74,7 +74,7 @@ def test_as_many_clients_as_threads_train_in_parallel(sums_of):
         trained.append(barrier.wait(60))
         return 0.0
 
-    sums_of(trained_by(epoch), config(), 0, threads=3)([examples(2)] * 3)
+    sums_of(trained_by(epoch), config(), 0, threads=3)([epoch_examples(2)] * 3)
     assert sorted(trained) == [0, 1, 2]
 
 
@@ -90,7 +90,7 @@ def test_ctrl_c_stops_between_clients_and_waits_for_those_that_train(sums_of):
         ended_clients.append(len(x))
         return 0.0
 
-    cohort = [examples(1), *[examples(2)] * 7]
+    cohort = [epoch_examples(1), *[epoch_examples(2)] * 7]
     with pytest.raises(KeyboardInterrupt), interrupts.deferred():
         sums_of(trained_by(epoch), config(), 0, threads=2)(cohort)
     assert 1 in started_clients

@@ -4,7 +4,7 @@ import pytest
 import tensorflow as tf
 
 from fedmf.training.evaluation import Evaluator
-from tests.federated.small_runs import checked, config, start_of
+from tests.federated.small_runs import checked_fingerprint, config, start_of
 from tests.federated.small_task import LENGTH, small_task
 
 CROSS_ENTROPY = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -46,7 +46,7 @@ def build_model(seed):
 @pytest.mark.parametrize("loss", [of_function, Loss()])
 def test_control_flow_on_tensors_is_the_same_in_a_graph(loss):
     task = small_task(loss=loss, build_model=build_model, metrics=lambda: [Accuracy("accuracy")])
-    checked(task, config())  # This call trains on a batch.
+    checked_fingerprint(task, config())  # This call trains on a batch.
     evaluator = Evaluator(task, config())
     in_graph = evaluator(start_of(task), "test")
     tf.config.run_functions_eagerly(True)

@@ -87,7 +87,7 @@ def test_a_resumed_program_has_the_same_cohorts_and_weights(tmp_path):
     tf.nest.map_structure(np.testing.assert_array_equal, weights, expected_weights)
 
 
-def restored(source, saved):
+def restored_iterator(source, saved):
     """Returns the iterator of a source that was saved by another iterator."""
     return type(source.iterator()).from_bytes(saved.to_bytes())
 
@@ -102,7 +102,11 @@ def test_an_iterator_restores_the_ledger_also_of_clients_that_dropped_out():
         for iterator in iterators:
             iterator.select(COHORT)
     copied_iterator = copy.deepcopy(iterators[0])  # This round is discarded.
-    for iterator in (iterators[0], restored(resumed_source, iterators[1]), copied_iterator):
+    for iterator in (
+        iterators[0],
+        restored_iterator(resumed_source, iterators[1]),
+        copied_iterator,
+    ):
         iterator.select()
     assert cohorts(resumed_source) == cohorts(whole_source)
     assert {len(cohort) for cohort in cohorts(whole_source)} != {COHORT}
@@ -143,7 +147,7 @@ def test_invalid_arguments_and_states_are_refused():
     for match in ("belongs to another run", "resume with a new controller"):
         iterator.select()
         with refusal(match):
-            restored(other_source, iterator)
+            restored_iterator(other_source, iterator)
     for argument, changed_source in {
         "seed": source_of(seed=2),
         "population": source_of(population=13),
@@ -154,7 +158,7 @@ def test_invalid_arguments_and_states_are_refused():
         # This also holds before the first round.
         for saved_iterator in (source.iterator(), iterator):
             with refusal(f"a controller of another {argument}"):
-                restored(changed_source, saved_iterator)
+                restored_iterator(changed_source, saved_iterator)
         assert len(changed_source.controller.ledger) == 0
     with refusal("client_data gave 0 for client 0", TypeError):
         federated.CohortDataSource(source.controller, lambda index: index)

@@ -18,7 +18,7 @@ from fedmf.mechanisms import IdentityMechanism
 from fedmf.noise.graph_strategies import GRAPH_STRATEGIES
 from fedmf.server.source import noise_key
 from tests.mechanisms.registry import every_form
-from tests.power import distributed, unrelated
+from tests.power import has_distribution, is_uncorrelated
 from tests.refusals import refusal
 
 KEY = noise_key(5)
@@ -100,9 +100,9 @@ def test_the_source_is_standard_normal():
     size = 2**21
     values = source_of_key(noise_key(8), size)(3).numpy().astype(np.float64)
     # A scale off by 2% is 0.48% away at 1, a mean of 0.01 is 0.4% away at 0.
-    assert distributed(values, "norm", departure=0.0039)
-    assert not distributed(1.02 * values, "norm", departure=0.0039)
-    assert not distributed(values + 0.01, "norm", departure=0.0039)
+    assert has_distribution(values, "norm", departure=0.0039)
+    assert not has_distribution(1.02 * values, "norm", departure=0.0039)
+    assert not has_distribution(values + 0.01, "norm", departure=0.0039)
 
 
 def test_rows_seeds_and_coordinates_are_independent():
@@ -112,10 +112,10 @@ def test_rows_seeds_and_coordinates_are_independent():
 
     row = draw(0).numpy()
     for other_row in (draw(1), draw(2**31 - 1), draw(0, 9), draw(0, 8 + 2**64)):
-        assert unrelated(row, other_row.numpy(), departure=0.025)
+        assert is_uncorrelated(row, other_row.numpy(), departure=0.025)
     for lag in (1, 2, 3, 4, 8, 1024):
-        assert unrelated(row[lag:], row[:-lag], departure=0.025)
-    assert not unrelated(row, row + 20 * draw(1).numpy(), departure=0.025)
+        assert is_uncorrelated(row[lag:], row[:-lag], departure=0.025)
+    assert not is_uncorrelated(row, row + 20 * draw(1).numpy(), departure=0.025)
 
 
 def test_a_row_is_a_function_of_seed_and_index_alone():

@@ -26,7 +26,7 @@ def query_of(scaling):
     return query.with_scaling(scaling)
 
 
-def played(query):
+def run_rounds(query):
     """Returns the releases of all rounds, the scales, and the last state."""
     state = query.initial_global_state()
     releases = []
@@ -62,7 +62,7 @@ def scales_of(rule, released, interval):
 def test_scales_follow_from_releases_and_sums_from_scales(rule, interval):
     scaling = Scaling(rule=rule, epsilon=EPSILON, decay=0.9, every=interval)
     query = query_of(scaling)
-    releases, scales, state = played(query)
+    releases, scales, state = run_rounds(query)
     expected = scales_of(rule, releases, interval)
     np.testing.assert_allclose(scales, expected[:-1], rtol=1e-4)
     np.testing.assert_allclose(state.scaling.scales[0], expected[-1], rtol=1e-4)

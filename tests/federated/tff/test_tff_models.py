@@ -8,7 +8,13 @@ import pytest
 import tensorflow as tf
 
 from fedmf.federated.tff import tff
-from tests.federated.small_runs import assert_close, assert_same_model, checked, config, train
+from tests.federated.small_runs import (
+    assert_close,
+    assert_same_model,
+    checked_fingerprint,
+    config,
+    train,
+)
 from tests.federated.small_task import LENGTH, small_task
 from tests.refusals import refusal
 
@@ -232,4 +238,4 @@ def made_by_keras(seed):
 )
 def test_tasks_that_do_not_fit_a_tff_model_are_refused(task, match):
     with refusal(f"(?s){match}", (TypeError, ValueError)):
-        checked(task(), config())
+        checked_fingerprint(task(), config())

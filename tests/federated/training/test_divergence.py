@@ -42,7 +42,7 @@ def watch(plan, rate=1.0):
     return DivergenceWatch(server_learning_rate=rate, rate_for_noise=rate_of(plan))
 
 
-def told(watch, losses, examples=100):
+def warnings_by_round(watch, losses, examples=100):
     """Returns the warnings by round."""
     messages = {t: watch.observe(t, float(loss), examples) for t, loss in enumerate(losses)}
     return {t: sentence for t, sentence in messages.items() if sentence}
@@ -65,12 +65,12 @@ def noisy(losses, seed=0):
 )
 def test_runs_that_do_not_diverge_do_not_warn(plan, losses):
     """False positives: one run that learns nothing warns in 1 of 2500, 20 runs in 1 of 125."""
-    assert [told(watch(plan), noisy(losses, seed)) for seed in range(20)] == [{}] * 20
+    assert [warnings_by_round(watch(plan), noisy(losses, seed)) for seed in range(20)] == [{}] * 20
 
 
 def test_a_diverging_run_warns_once(plan):
     losses = np.r_[[5.7, 5.5, 4, 3, 3, 4, 5], 6 + 2.0 ** np.arange(60)]
-    messages = told(watch(plan), losses)
+    messages = warnings_by_round(watch(plan), losses)
     assert [*messages] == [7 + ROUNDS_ABOVE_START - 1]
     (sentence,) = messages.values()
     assert f"is {losses[26]:.3g}, and for {ROUNDS_ABOVE_START} rounds it was above 5.7" in sentence
@@ -81,11 +81,11 @@ def test_a_diverging_run_warns_once(plan):
 def test_a_loss_that_leaps_in_the_first_rounds_warns(plan, leap):
     """The losses are of two runs: a Poisson loss of counts, and private losses at their maximum."""
     losses = np.r_[11.93, [9.0, 7.0, 6.0, 5.5][: leap - 1], np.tile([46.5, 43.8], 40)]
-    messages = told(watch(plan), losses)
+    messages = warnings_by_round(watch(plan), losses)
     assert [*messages] == [leap + ROUNDS_ABOVE_START - 1]
     assert "was above 11.9, that of the model that it began with" in messages[19 + leap]
     capped = np.r_[9.2, 9.2 + 0.2 * np.arange(leap - 1), [10.0] * ROUNDS_ABOVE_START]
-    assert len(told(watch(plan), capped)) == 1
+    assert len(warnings_by_round(watch(plan), capped)) == 1
 
 
 def test_a_private_loss_of_no_client_does_not_count():
@@ -98,7 +98,7 @@ def test_a_private_loss_of_no_client_does_not_count():
 
 @pytest.mark.parametrize("loss", [np.nan, np.inf, -np.inf])
 def test_a_loss_that_is_not_finite_warns_at_once(plan, loss):
-    messages = told(watch(plan), [5.0, loss, loss])
+    messages = warnings_by_round(watch(plan), [5.0, loss, loss])
     assert [*messages] == [1]
     assert f"loss of round 1 is {loss}" in messages[1]
 
@@ -114,8 +114,10 @@ def test_rounds_without_examples_do_not_count(plan):
 
 def test_the_suggested_rate_is_at_most_the_rate_of_the_run(plan):
     rate = rate_of(plan)
-    assert f"such as {rate:.2g}, which" in told(watch(plan), [np.nan])[0]
-    assert told(watch(plan, rate / 2), [np.nan])[0].endswith(f"_rate` than {rate / 2:g}")
+    assert f"such as {rate:.2g}, which" in warnings_by_round(watch(plan), [np.nan])[0]
+    assert warnings_by_round(watch(plan, rate / 2), [np.nan])[0].endswith(
+        f"_rate` than {rate / 2:g}"
+    )
 
 
 def silent(plan):
@@ -124,7 +126,9 @@ def silent(plan):
 
 def test_without_noise_there_is_no_rule(plan):
     assert rate_of(silent(plan)) is None
-    assert told(watch(silent(plan)), [np.inf])[0].endswith("server_learning_rate` than 1")
+    assert warnings_by_round(watch(silent(plan)), [np.inf])[0].endswith(
+        "server_learning_rate` than 1"
+    )
     assert rate_warning(None, config(server_learning_rate=1e6)) is None
 
 

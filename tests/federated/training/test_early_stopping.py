@@ -11,7 +11,7 @@ from fedmf import federated
 from tests.federated.small_runs import config, train
 
 
-def stopped_after(losses, patience, largest_loss=None, resumed=0):
+def rounds_of_stops(losses, patience, largest_loss=None, resumed=0):
     """Returns the rounds after which the callback stops a run with these validation losses.
 
     There is one loss after every second round.
@@ -44,7 +44,7 @@ def stopped_after(losses, patience, largest_loss=None, resumed=0):
 @pytest.mark.parametrize("largest_loss", [None, 20.0])
 def test_a_run_stops_after_patience_evaluations_without_improvement(largest_loss):
     def stops_after(losses, patience, resumed=0):
-        return stopped_after(losses, patience, largest_loss, resumed)
+        return rounds_of_stops(losses, patience, largest_loss, resumed)
 
     assert stops_after([5, 4, 3, 2, 1], 1) == []
     assert stops_after([5, 4, 4, 3], 1) == [6]  # An equal loss is not better.

@@ -16,7 +16,7 @@ layers = tf.keras.layers
 losses = tf.keras.losses
 
 
-def evaluated(limit, monkeypatch):
+def evaluated_metrics(limit, monkeypatch):
     """Returns the metrics of the small task's initial weights, and the number of batches."""
     batches_taken = []
 
@@ -34,7 +34,7 @@ def evaluated(limit, monkeypatch):
 
 def test_outputs_of_a_batch_are_at_most_the_limit(monkeypatch):
     example_bytes = 4 * CLASSES * LENGTH
-    expected, count = evaluated(2**25, monkeypatch)
+    expected, count = evaluated_metrics(2**25, monkeypatch)
     assert count == 1
     for batches, limit in (
         (40, 1),
@@ -42,7 +42,7 @@ def test_outputs_of_a_batch_are_at_most_the_limit(monkeypatch):
         (5, 9 * example_bytes),
         (3, 31 * example_bytes),
     ):
-        values, count = evaluated(limit, monkeypatch)
+        values, count = evaluated_metrics(limit, monkeypatch)
         assert count == batches
         assert values == pytest.approx(expected, rel=1e-6)
 

@@ -59,13 +59,13 @@ def trained_run(tmp_path_factory):
     return train(tmp_path_factory.mktemp("runs") / "run", config(**SETTINGS), classes_of_clients())
 
 
-def divided(run, config):
+def halves_of_clients(run, config):
     """Returns (epochs, other half) of the clients with at least two examples."""
     pairs = [split_in_halves(run.task, config, client_id) for client_id in run.task.client_ids]
     return [(epochs, other_half) for epochs, other_half in pairs if count(other_half)]
 
 
-def tuned(run, **changes):
+def fine_tuning_config(run, **changes):
     """Returns the config of fine-tuning, which is over full epochs."""
     return dataclasses.replace(run.config, client_batches=None, **changes)
 
@@ -81,7 +81,7 @@ def losses_by_hand(run, config, split=None):
     broadcast = Broadcast(run.weights, ClientParams(math.inf, math.inf, scales))
     model = run.model()
     losses = []
-    for client, other_half in divided(run, config):
+    for client, other_half in halves_of_clients(run, config):
         [client_sum] = work.sums(broadcast, [[client]])
         x, y = split or other_half
         for update in ([0.0, 0.0], client_sum.values):
@@ -97,7 +97,7 @@ def test_losses_equal_those_of_training_by_hand(trained_run):
     """The runs have Ditto's objective and two epochs; clipping would leave nothing to see."""
     metric = trained_run.evaluate_fine_tuned(2, proximal_strength=2.0)["metrics"]["loss"]
     expected = losses_by_hand(
-        trained_run, tuned(trained_run, client_epochs=2, proximal_strength=2.0)
+        trained_run, fine_tuning_config(trained_run, client_epochs=2, proximal_strength=2.0)
     )
     losses_before, losses_after = expected.T
     assert np.abs(losses_after - losses_before).mean() > 0.01
@@ -111,13 +111,13 @@ def test_losses_equal_those_of_training_by_hand(trained_run):
         np.testing.assert_allclose(metric[name]["deciles"], deciles, rtol=1e-4, atol=1e-6)
     # Controls: without the term, and without the last epoch.
     for changes in ({"client_epochs": 2}, {"proximal_strength": 2.0}):
-        other_losses = losses_by_hand(trained_run, tuned(trained_run, **changes))
+        other_losses = losses_by_hand(trained_run, fine_tuning_config(trained_run, **changes))
         assert metric["after"]["mean"] != pytest.approx(other_losses[:, 1].mean(), rel=1e-3)
 
 
 def test_halves_are_disjoint_and_follow_from_the_seed_and_the_id(trained_run):
     task = trained_run.task
-    settings = tuned(trained_run, client_epochs=2)
+    settings = fine_tuning_config(trained_run, client_epochs=2)
 
     def rows(array):
         return sorted(map(tuple, array))
@@ -144,7 +144,9 @@ def test_halves_are_disjoint_and_follow_from_the_seed_and_the_id(trained_run):
 
 def test_metrics_that_are_undefined_are_left_out_and_counted(trained_run):
     result = trained_run.evaluate_fine_tuned(1)
-    labels = [set(y) for _, (_, y) in divided(trained_run, tuned(trained_run))]
+    labels = [
+        set(y) for _, (_, y) in halves_of_clients(trained_run, fine_tuning_config(trained_run))
+    ]
     num_with_both_classes = labels.count({0, 1})
     assert 0 < num_with_both_classes <= len(labels) - 2
     auc = result["metrics"]["auc"]
@@ -217,7 +219,7 @@ def test_infinite_losses_are_distinguished_from_undefined_ones(trained_run):
     task = dataclasses.replace(
         trained_run.task, client_examples=examples, loss=loss, metrics=lambda: []
     )
-    num_clients = len(divided(trained_run, tuned(trained_run)))
+    num_clients = len(halves_of_clients(trained_run, fine_tuning_config(trained_run)))
     with (
         pytest.MonkeyPatch.context() as patch,
         warnings.catch_warnings(record=True) as caught_warnings,
@@ -242,7 +244,7 @@ def test_infinite_losses_are_distinguished_from_undefined_ones(trained_run):
 def test_every_client_of_a_split_begins_with_the_metric_of_the_run(trained_run):
     result = trained_run.evaluate_fine_tuned(1, split="validation")
     losses_before, losses_after = losses_by_hand(
-        trained_run, tuned(trained_run), trained_run.task.split("validation")
+        trained_run, fine_tuning_config(trained_run), trained_run.task.split("validation")
     ).T
     same_loss = pytest.approx(losses_before[0])
     assert result["metrics"]["loss"]["before"] == {"mean": same_loss, "deciles": [same_loss] * 9}
@@ -264,7 +266,7 @@ def test_a_sample_of_clients_is_fine_tuned(trained_run):
 
 def test_a_rate_is_chosen_on_examples_outside_of_all_results(trained_run):
     task = trained_run.task
-    settings = tuned(trained_run, client_epochs=2)
+    settings = fine_tuning_config(trained_run, client_epochs=2)
 
     def rows(*arrays):
         return sorted(map(tuple, np.concatenate(arrays)))
@@ -325,11 +327,13 @@ def test_the_rate_of_the_lowest_mean_loss_is_chosen(
         fine_tuning._FineTuning, "_train", lambda self, rate, pairs: [rate] * len(pairs)
     )
     bar = types.SimpleNamespace(update=lambda clients: None)
-    tuning = fine_tuning._FineTuning(trained_run.task, tuned(trained_run), trained_run.weights, bar)
+    tuning = fine_tuning._FineTuning(
+        trained_run.task, fine_tuning_config(trained_run), trained_run.weights, bar
+    )
     rate, searched = tuning.choose_rate(list(losses), trained_run.task.client_ids)
     assert rate == expected_rate
     sizes = [
-        count(split_for_search(trained_run.task, tuned(trained_run), client_id)[1])
+        count(split_for_search(trained_run.task, fine_tuning_config(trained_run), client_id)[1])
         for client_id in trained_run.task.client_ids
     ]
     mean_size = np.mean([size for size in sizes if size][1:])
@@ -393,7 +397,8 @@ def test_a_compiled_epoch_is_used_if_it_exists(trained_run):
     task = dataclasses.replace(trained_run.task, compiled_epoch=lambda: epoch)
     loss = dataclasses.replace(trained_run, task=task).evaluate_fine_tuned(1)["metrics"]["loss"]
     batches = [
-        -(-count(client.epochs[0]) // 4) for client, _ in divided(trained_run, tuned(trained_run))
+        -(-count(client.epochs[0]) // 4)
+        for client, _ in halves_of_clients(trained_run, fine_tuning_config(trained_run))
     ]
     assert len(calls) == sum(batches)  # Each epoch is one bounded step.
     assert loss["after"] == loss["before"]

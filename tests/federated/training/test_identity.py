@@ -45,7 +45,7 @@ def begin(folder, task=VERSIONED, settings=SETTINGS, plan=None, **options):
     return RunFolder.open(folder)
 
 
-def go_on(folder, task=VERSIONED, settings=SETTINGS, plan=None, **options):
+def resume_run(folder, task=VERSIONED, settings=SETTINGS, plan=None, **options):
     options = RunOptions(progress=False, **options)
     with folder.locked():
         return reopen_run(checked(task, settings), settings, folder, plan, options)
@@ -61,7 +61,7 @@ def begun_folder(tmp_path_factory):
 
 
 def test_a_resume_of_the_same_task_is_accepted(begun_folder, recwarn):
-    assert go_on(begun_folder).noise_seed == 9
+    assert resume_run(begun_folder).noise_seed == 9
     assert not [warning for warning in recwarn if "data_version" in str(warning.message)]
 
 
@@ -84,7 +84,7 @@ def test_a_resume_of_the_same_task_is_accepted(begun_folder, recwarn):
 )
 def test_another_task_is_refused(begun_folder, changes, match):
     with refusal(rf"cannot resume .* {match}.*start a new folder"):
-        go_on(begun_folder, dataclasses.replace(VERSIONED, **changes))
+        resume_run(begun_folder, dataclasses.replace(VERSIONED, **changes))
 
 
 def weighted(task_weights=(1.0, 2.0), last_class=1.0):
@@ -103,13 +103,13 @@ def weighted(task_weights=(1.0, 2.0), last_class=1.0):
 
 def test_other_class_weights_are_refused(tmp_path):
     folder = begin(tmp_path / "run", weighted())
-    go_on(folder, weighted())
+    resume_run(folder, weighted())
     for other_task, match in (
         (weighted(last_class=3.0), r"class_weight=\[1.0, 0.5, 3.0\] .*1.0, 0.5, 1.0"),
         (weighted(last_class=None), "class_weight=None"),
     ):
         with refusal(f"cannot resume .* {match}"):
-            go_on(folder, other_task)
+            resume_run(folder, other_task)
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_a_file_that_changed_is_refused_before_round_0(tmp_path, name):
     else:
         path.write_text("10\n")
     with refusal(f"{name} changed|mechanism.npz differs|other data"):
-        go_on(folder, settings=settings)
+        resume_run(folder, settings=settings)
 
 
 def test_another_mechanism_of_the_same_description_is_refused(tmp_path):
@@ -145,11 +145,11 @@ def test_another_mechanism_of_the_same_description_is_refused(tmp_path):
     assert plan_summary(plan) == plan_summary(other_plan)
     folder = begin(tmp_path / "run", plan=plan)
     with refusal("with another plan: its mechanism has different matrices"):
-        go_on(folder, plan=other_plan)
-    go_on(folder, plan=plan)
+        resume_run(folder, plan=other_plan)
+    resume_run(folder, plan=plan)
     other_plan.mechanism.save(folder.path / "mechanism.npz")
     with refusal("mechanism.npz (changed|differs)"):
-        go_on(folder, plan=other_plan)
+        resume_run(folder, plan=other_plan)
 
 
 def test_a_changed_identity_is_refused(tmp_path):
@@ -158,7 +158,7 @@ def test_a_changed_identity_is_refused(tmp_path):
     for content in ("{}", path.read_text().replace("batch_size", "size"), None):
         path.unlink() if content is None else path.write_text(content)
         with refusal(r"private/identity\.json changed since the run was begun"):
-            go_on(folder)
+            resume_run(folder)
 
 
 def test_a_missing_or_damaged_journal_is_refused(tmp_path):
@@ -167,7 +167,7 @@ def test_a_missing_or_damaged_journal_is_refused(tmp_path):
     for content in (b"", path.read_bytes()[:-40], None):
         path.unlink() if content is None else path.write_bytes(content)
         with refusal("private/journal is missing or damaged"):
-            go_on(folder)
+            resume_run(folder)
 
 
 def test_a_damaged_noise_seed_is_refused_and_not_shown(tmp_path):
@@ -177,41 +177,41 @@ def test_a_damaged_noise_seed_is_refused_and_not_shown(tmp_path):
     for content in (f"{secret}x\n", f"-{secret}\n", more_digits_than_python_reads):
         (folder.path / "private" / "noise_seed").write_text(content)
         with refusal("the noise seed .* is damaged") as caught:
-            go_on(folder)
+            resume_run(folder)
         assert secret[:6] not in str(caught.value)
 
 
 def test_the_location_of_the_data_may_change(tmp_path):
     folder = begin(tmp_path / "run", settings=dataclasses.replace(SETTINGS, data="here.sqlite"))
     other_settings = dataclasses.replace(SETTINGS, data="there.sqlite")
-    assert go_on(folder, settings=other_settings).config == other_settings
+    assert resume_run(folder, settings=other_settings).config == other_settings
 
 
 def test_a_task_without_a_version_of_its_data_warns(begun_folder, tmp_path):
     folder = begin(tmp_path / "run", small_task())
     with pytest.warns(UserWarning, match="task 'small' has no data_version"):
-        go_on(folder, small_task())
+        resume_run(folder, small_task())
 
 
 def test_a_run_begun_in_python_resumes_in_python(tmp_path):
     folder = begin(tmp_path / "run")
     named_settings = dataclasses.replace(SETTINGS, task="my_module:task")
     with refusal("it was trained in Python, so resume it there, by federated.train"):
-        go_on(folder, settings=named_settings)
+        resume_run(folder, settings=named_settings)
 
 
 def test_the_end_is_declared_before_the_first_round(tmp_path):
     target = SETTINGS.plan().epsilon / 2
     ended_settings = dataclasses.replace(SETTINGS, stop_at_epsilon=target)
     folder = begin(tmp_path / "run", settings=ended_settings)
-    assert go_on(folder, settings=ended_settings).rounds() < SETTINGS.rounds
+    assert resume_run(folder, settings=ended_settings).rounds() < SETTINGS.rounds
     for begun_settings, other_settings in (
         (folder, dataclasses.replace(SETTINGS, stop_at_epsilon=target / 2)),
         (folder, SETTINGS),
         (begin(tmp_path / "other"), ended_settings),
     ):
         with refusal("with another config: stop_at_epsilon="):
-            go_on(begun_settings, settings=other_settings)
+            resume_run(begun_settings, settings=other_settings)
 
 
 def test_an_accepted_other_program_resumes_and_plan_json_records_it(tmp_path):

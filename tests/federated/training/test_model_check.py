@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from fedmf.federated.task import seeded
-from tests.federated.small_runs import checked, config, train
+from tests.federated.small_runs import checked_fingerprint, config, train
 from tests.federated.small_task import CLASSES, LENGTH, small_task
 from tests.refusals import refusal
 
@@ -120,7 +120,7 @@ def task_with(*middle):
 
 def refused(task, match, settings=None):
     with refusal(f"(?s){match}"):
-        checked(task, settings or config())
+        checked_fingerprint(task, settings or config())
 
 
 def test_texts_as_labels_are_refused():
@@ -129,7 +129,7 @@ def test_texts_as_labels_are_refused():
         small_task(), evaluation_examples=lambda split: (x, y.astype(str)), data_version="texts"
     )
     with refusal("labels of task 'small' are texts, .* number them, .*np.unique", TypeError):
-        checked(texts, config())
+        checked_fingerprint(texts, config())
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def test_refusals_of_keras_layers_give_the_reason():
 )
 def test_pure_layers_are_accepted_in_both_executions(middle):
     """There is one more check for TFF's runtime."""
-    checked(task_with(*middle), config("tff"))
+    checked_fingerprint(task_with(*middle), config("tff"))
 
 
 def test_losses_that_draw_or_read_variables_are_refused():

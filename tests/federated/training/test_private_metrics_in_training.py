@@ -19,7 +19,13 @@ from fedmf.sweeps import halving
 from fedmf.training.evaluation import Evaluator
 from fedmf.training.private_metrics import bounded_metrics
 from fedmf.training.under_way import Training
-from tests.federated.small_runs import assert_same_run, broken_off, checked, config, train
+from tests.federated.small_runs import (
+    assert_same_run,
+    broken_off,
+    checked_fingerprint,
+    config,
+    train,
+)
 from tests.federated.small_task import small_task
 from tests.federated.training.test_adaptive_training import BOTH
 from tests.refusals import refusal
@@ -192,4 +198,4 @@ def test_a_private_metric_is_committed_with_its_round_and_never_computed_again(t
 )
 def test_an_evaluation_that_mixes_clients_is_refused(metric, match):
     with refusal(match):
-        checked(with_metric(metric), SETTINGS)
+        checked_fingerprint(with_metric(metric), SETTINGS)
