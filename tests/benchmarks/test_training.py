@@ -22,8 +22,9 @@ def bench(tmp_path, monkeypatch, capfd):
 
 
 def test_cluster_and_stock_tff_rounds_have_equal_losses(bench):
-    """In compiled C on a cluster, which has what the other kinds of rounds of our loop have, and in
-    stock TFF. tests/federated/client_training holds all kinds of client work to one another.
+    """The kind "cluster" trains in compiled C, as other kinds of rounds of fedmf's loop do.
+
+    tests/federated/client_training compares all kinds of client work.
     """
     kinds = ["cluster", "stock"]
     words = [word for kind in kinds for word in ("--kind", kind)]

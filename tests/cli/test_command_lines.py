@@ -53,7 +53,7 @@ CHECKED_LATER = {"confidence", "false_positive_rate", "sentences_per_client", "t
 
 
 class Reached(click.ClickException):
-    """The command line has been accepted."""
+    """Raised when a command line has been accepted."""
 
 
 def reach(*arguments, **options):
@@ -122,7 +122,7 @@ def stopped_at_work(input_folder, monkeypatch):
 
 
 class Variant(NamedTuple):
-    """A command line of an example; with the option and the value that make it another."""
+    """A command line of an example, with the changed option and its value."""
 
     words: list[str]
     option: click.Option | None = None

@@ -121,7 +121,9 @@ def test_loading_a_model_shows_progress_from_the_start(line, trained_run, tmp_pa
 
 @pytest.mark.slow
 def test_exports_open_as_the_help_says(trained_run, tmp_path):
-    """In each environment: Keras 2 of TensorFlow 2.14, or tf-keras and Keras 3 beside a later."""
+    """Exports open in each environment: Keras 2 of TensorFlow 2.14, or tf-keras and Keras 3 of a
+    later version.
+    """
     import keras
     import tensorflow as tf
 

@@ -99,7 +99,9 @@ def test_a_run_that_ends_before_the_first_round_says_how_to_continue(
 
 @pytest.mark.usefixtures("clients_in_turn")
 def test_a_run_that_diverges_ends_with_status_1(tmp_path):
-    """In the words of the command line, and without a noise seed: it adds no noise."""
+    """The error is in the words of the command line. The run adds no noise, and needs no noise
+    seed.
+    """
     settings = "--rounds 40 --family none --server-learning-rate 1e9 --stop-on-divergence"
     stopped_process = fedmf(f"train --out {tmp_path}/run {TABLE} {settings}", status=1)
     (line,) = stopped_process.stderr.strip().splitlines()[-1:]

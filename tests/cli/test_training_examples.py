@@ -64,7 +64,7 @@ def training_examples():
 
 @pytest.fixture(scope="module")
 def tasks_made_once():
-    """Runs of the same task and options train the same object, which is then traced once."""
+    """Makes each task once for its options, so that runs of the same task trace it once."""
     tasks_by_options = {}
     make_task = tasks.task_from_config
 

@@ -36,8 +36,8 @@ MAX_LINES = 80
 
 @pytest.fixture
 def run_example(tmp_path, monkeypatch, capfd):
-    """Runs a program in this process, which has imported TensorFlow: its exit status, and what it
-    printed.
+    """Runs a program in this process, which has imported TensorFlow, and returns its exit status
+    and output.
     """
     monkeypatch.setenv("FEDMF_CACHE", str(tmp_path / "cache"))  # Users have a cache of fits.
     monkeypatch.chdir(tmp_path)
@@ -91,7 +91,7 @@ def test_every_program_is_listed_and_short():
     sorted({*SHOWN} - {"cluster_sweep", "flower_accuracy", "check_statement", "numpy_logistic"}),
 )
 def test_program_prints_what_it_shows(name, tmp_path, run_example, monkeypatch):
-    """With fewer rounds, clients and bands, except where a program counts the rounds itself."""
+    """Programs run with fewer rounds, clients and bands, unless they count the rounds."""
     if name != "tff_pipeline":
         fewer = smaller(fedmf.TrainConfig, rounds=6, cohort_size=8, min_sep=3, evaluate_every=3)
         monkeypatch.setattr(fedmf, "TrainConfig", fewer)

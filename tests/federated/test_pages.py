@@ -20,7 +20,7 @@ DOCS = pathlib.Path(__file__).parents[2] / "docs"
 
 @pytest.fixture
 def run_page(tmp_path, monkeypatch):
-    """Runs a page in an empty folder; what its code leaves, by name."""
+    """Runs a page in an empty folder, and returns the variables of its code by name."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
     # asyncio.run removes the event loop, which TFF needs.
@@ -109,7 +109,7 @@ class Logged:
 
 @pytest.fixture
 def loggers(monkeypatch):
-    """Clients of MLflow and of Weights and Biases that record their arguments: the runs of each."""
+    """Replaces MLflow and Weights and Biases by substitutes, and returns the runs of each."""
     runs = {"mlflow": [], "wandb": []}
 
     def begun(client, **facts):

@@ -106,8 +106,10 @@ def test_epsilon_decreases_with_noise_and_increases_with_probability_and_rounds(
     ("q", "k", "delta"), [(0.026, 2052, 1e-6), (0.5, 10, 1e-10), (2e-7, 2052, 1e-6)]
 )
 def test_epsilon_falls_to_zero_with_much_noise(q, k, delta):
-    """It failed from 1e12 on, was 0 at 1e8 where delta(0) is above delta, and took up to 16 seconds
-    to be 0.
+    """Earlier the computation failed from noise 1e12 on, and was 0 at 1e8, where delta(0) is above
+    delta.
+
+    It also took up to 16 seconds to become 0.
     """
     began = time.process_time()
     noises = [10.0**i for i in range(2, 10)] + [1e30, 1e300]
@@ -141,8 +143,8 @@ def test_a_tiny_epsilon_needs_no_finer_grid_than_memory_holds():
 
 @pytest.mark.slow
 def test_calibration_is_fast_where_a_client_is_hardly_ever_sampled():
-    """Both took minutes: one step of the search took seconds, and where no noise is needed there
-    were hundreds.
+    """Both calibrations once took minutes: a step of the search took seconds, and there were
+    hundreds of steps where no noise is needed.
     """
     rare_sampling = CyclicPoisson(population=10**9, cohort_size=1)
     with refusal("delta is at least the probability that a given client is ever sampled"):

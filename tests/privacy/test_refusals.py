@@ -84,7 +84,7 @@ def choose_bands(**changes):
 
 
 class Answers:
-    """A model of availability that answers what it is told."""
+    """A model of availability with fixed answers."""
 
     def __init__(self, answer):
         self.answer = answer
@@ -117,7 +117,7 @@ NEGATIVE = DenseMechanism(matrix=np.array([[1.0, 0.0], [-0.5, 1.0]]))
 
 
 def availability_texts(**words):
-    """Texts of models of availability, and what is said of each."""
+    """Yields texts of models of availability, with the words of their refusals."""
     for text, said in words.items():
         yield (lambda t=text: availability_from_text(t)), ValueError, re.escape(said)
 

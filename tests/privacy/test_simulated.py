@@ -275,8 +275,8 @@ class TestEpsilon:
         assert ("random allocation" in accountant) == (norm is not None)
 
     def test_epsilon_of_bins_of_very_different_size_holds(self, quick):
-        """An attack: a root of the Gram matrix that was exact beside its largest entry alone had a
-        tenth of the first variance.
+        """A root of the Gram matrix that was exact beside its largest entry alone had a tenth of
+        the first variance.
         """
         C = np.array([[2.0, 0, 0], [0.5, 3e8, 0], [0.5, 6e8, 2.0]])
         delta = 0.45

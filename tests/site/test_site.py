@@ -43,7 +43,7 @@ def site(tmp_path_factory):
 
 
 class Page(html.parser.HTMLParser):
-    """Anchors and what a page loads, of its HTML."""
+    """Anchors of a page, and the addresses that it loads."""
 
     def __init__(self, text):
         super().__init__()

@@ -99,7 +99,7 @@ def test_each_process_of_a_factory_has_noise_of_its_own_and_the_key_in_its_state
 
 @pytest.fixture(scope="module")
 def processes_and_states():
-    """Processes of several plans, and the state of each after one round."""
+    """Returns processes of several plans, and the state of each after one round."""
     plans = {
         "tree": plan_of(MECHANISMS["tree online"](4)),
         "banded": plan_of(MECHANISMS["banded"](4)),
