@@ -14,6 +14,7 @@ from fedmf.experiments.papers import (  # noqa: F401 (each declares its items)
     slides,
     slides_learning,
     slides_training,
+    stackoverflow_epochs,
     stackoverflow_figures,
 )
 from fedmf.experiments.papers.item import ITEMS, SOURCES, Item, Outcome, Request

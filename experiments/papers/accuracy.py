@@ -1,8 +1,5 @@
-"""Figures and verdicts from the scores of a study: test accuracy with intervals over seeds, and
-differences between lines that are paired by seed.
-"""
+"""Figures and tables from the scores of a study: test accuracy with intervals over seeds."""
 
-import dataclasses
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -10,10 +7,11 @@ from typing import Any
 import numpy as np
 import scipy.stats
 
+from fedmf.experiments.papers.clause import Clause
 from fedmf.experiments.papers.drawing import Line, Lines
 from fedmf.experiments.papers.item import Outcome, Request
-from fedmf.experiments.papers.study import Judge, Score, finished
-from fedmf.experiments.papers.study_grid import Study
+from fedmf.experiments.papers.study import Score, finished
+from fedmf.experiments.papers.study_grid import TUNING_SEED, Study
 from fedmf.reports.groups import final_metric, validation_curve
 from fedmf.reports.text import plain
 from fedmf.runs.folder import Run
@@ -47,124 +45,14 @@ def interval(values: Sequence[float] | np.ndarray) -> tuple[float, float, float]
     return float(x.mean()), float(low), float(high)
 
 
-@dataclasses.dataclass(frozen=True)
-class Ordering:
-    """Comparison of two lines of a figure by the mean of paired differences at their common
-    targets.
-
-    Attributes:
-      better, worse: the lines, as the paper orders them.
-      seeds: number of seeds.
-      mean, low, high: mean difference and the ends of its interval.
-    """
-
-    better: str
-    worse: str
-    seeds: int
-    mean: float
-    low: float
-    high: float
-
-    @property
-    def is_reproduced(self) -> bool:
-        """Whether the interval of the difference lies above 0. One seed does not suffice for
-        that.
-        """
-        return self.seeds > 1 and self.low > 0
-
-    def __str__(self) -> str:
-        interval_text = f"{100 * self.low:.1f} to {100 * self.high:.1f}"
-        if not self.is_reproduced:
-            is_contradicted = self.seeds > 1 and self.high < 0
-            interval_text += ", reversed" if is_contradicted else ", not resolved"
-        return f"{self.better} over {self.worse} {100 * self.mean:+.1f} points ({interval_text})"
-
-
-def compare_lines(
-    scores: Sequence[Score], better: str, worse: str, *, from_epsilon: float = 0.0
-) -> Ordering:
-    """Compares two lines at their common targets, leaving out epsilons below `from_epsilon`.
-
-    Each seed has the same initial model, cohorts and order of examples in both lines, and
-    independent noise.
-    """
-    better_tests = _tests_by_target(scores, better, from_epsilon)
-    worse_tests = _tests_by_target(scores, worse, from_epsilon)
-    common_targets = [target for target in better_tests if target in worse_tests]
-    if common_targets:
-        differences = np.mean(
-            [better_tests[target] - worse_tests[target] for target in common_targets], axis=0
-        )
-    # The two lines of the figure have no privacy target in common, for example because one of them
-    # is without noise. So their mean accuracies over all targets are compared.
-    else:
-        better_mean = np.mean(list(better_tests.values()), axis=0)
-        worse_mean = np.mean(list(worse_tests.values()), axis=0)
-        differences = better_mean - worse_mean
-    return Ordering(better, worse, len(differences), *interval(differences))
-
-
-def _tests_by_target(
-    scores: Sequence[Score], line: str, from_epsilon: float
-) -> dict[float | None, np.ndarray]:
-    """Returns a mapping from privacy target to the test values of a line."""
-    line_scores = [score for score in scores if score.line == line]
-    return {score.target: score.test for score in line_scores if score.epsilon >= from_epsilon}
-
-
-def verdict(orderings: Sequence[Ordering]) -> dict[str, Any]:
-    """Returns the fields `verdict` and `holds` of an `Outcome`, which say whether all orderings are
-    reproduced.
-    """
-    num_reproduced = sum(ordering.is_reproduced for ordering in orderings)
-    num_seeds = orderings[0].seeds
-    seeds = "1 seed" if num_seeds == 1 else f"{num_seeds} seeds"
-    text = (
-        f"{num_reproduced} of {len(orderings)} orders show, over {seeds}: "
-        f"{'; '.join(map(str, orderings))}."
-    )
-    return {"verdict": text, "holds": num_reproduced == len(orderings)}
-
-
-def compared(*pairs: tuple[str, str]) -> Judge:
-    """Returns a judge that compares (better, worse) pairs of lines and draws accuracy over
-    epsilon.
-    """
-    return lambda scores, size: ordered(scores, [compare_lines(scores, *pair) for pair in pairs])
-
-
-def matched(line: str, best: str, worst: str) -> Judge:
-    """Returns a judge that decides whether the accuracy of `line` matches that of `best`.
-
-    It matches if two things hold. The line is above `worst`, and the upper end of the interval of
-    the lead of `best` over the line is at most a quarter of the lead of `best` over `worst`.
-    """
-
-    def judge(scores: Sequence[Score], size: Any) -> Outcome:
-        """Compares the three lines, and returns the outcome."""
-        over_worst = compare_lines(scores, line, worst)
-        gap = compare_lines(scores, best, line)
-        lead = compare_lines(scores, best, worst).mean
-        is_close = gap.high <= lead / 4
-        relation = "at most" if is_close else "which may be more than"
-        text = (
-            f"{over_worst}; {gap}, {relation} a quarter of the "
-            f"lead of {best} over {worst}, {100 * lead:.1f} points."
-        )
-        holds = over_worst.is_reproduced and is_close
-        return dataclasses.replace(ordered(scores, [over_worst]), verdict=text, holds=holds)
-
-    return judge
-
-
-def ordered(scores: Sequence[Score], orderings: Sequence[Ordering]) -> Outcome:
-    """Returns the outcome of a study in which these orderings compare the scores."""
+def judged(scores: Sequence[Score], clauses: Sequence[Clause]) -> Outcome:
+    """Returns the outcome of a study with these clauses, and draws test accuracy over epsilon."""
     score_rows = [row(score) for score in scores]
     return Outcome(
         over_epsilon(scores),
         columns=list(score_rows[0]),
         rows=[list(values.values()) for values in score_rows],
-        **verdict(orderings),
+        clauses=clauses,
     )
 
 
@@ -181,7 +69,7 @@ def row(score: Score) -> dict[str, Any]:
         "line": score.line,
         "epsilon": score.epsilon,
         "noise multiplier": score.runs[0].plan["noise_multiplier"],
-        "settings tried": len(score.tried) or 1,
+        "settings tried": sum(run.config.seed == TUNING_SEED for run in score.tried) or 1,
         "server rate": config.server_learning_rate,
         "client rate": config.client_learning_rate,
         "momentum": config.server_momentum,
@@ -307,9 +195,10 @@ def by_round(
     rows = []
     for score in scores:
         curves = [validation_curve(run) for run in score.runs]
-        for seed, curve in enumerate(curves, start=1):
+        for run, curve in zip(score.runs, curves, strict=True):
+            rate = score.best.server_learning_rate
+            setting = (score.line, score.epsilon, rate, run.config.seed)
             for t, value in zip(*curve, strict=True):
-                setting = (score.line, score.epsilon, score.best.server_learning_rate, seed)
                 rows.append((*setting, int(t), float(value)))
         rounds = curves[0][0]
         values_by_round = np.array([values for _, values in curves]).T

@@ -11,19 +11,21 @@ ITEMS = """
 denisov-figure-1 | Figure 1 | 3 3
     The optimal mechanism has less error than both estimators of Honaker's tree, without the
     tree's ups and downs. On momentum, the one optimised for momentum has the least.
-denisov-figure-2 | Figure 2 | 1100
-    The mechanism optimised for momentum is the most accurate at every epsilon, then the one for
-    prefix sums, then the two trees.
-denisov-figure-3 | Figure 3 | 1150
-    Learning-rate decay helps, most if the mechanism is optimised for it; more clients help again.
+denisov-figure-2 | Figure 2 | 11000
+    At every epsilon the mechanism optimised for momentum is the most accurate, then the one for
+    prefix sums, then Honaker's tree with the full and with the online decoder.
+denisov-figure-3 | Figure 3 | 4400
+    Learning-rate decay and cool-down help, more so if the mechanism is optimised for them; more
+    clients help again. Together they close two thirds of the gap to training without noise.
 denisov-figure-4 | Figure 4 | 50 2400
     The fixed point finds the optimum faster than gradient and Newton directions, in some cases
     by up to two orders of magnitude.
 denisov-figure-5 | Figure 5 | 5 5
     The optimal B has a heavy diagonal, with the largest entry of both matrices, 2.36; off it
     the entries have an order.
-denisov-figure-6 | Figure 6 | 1100
-    A mechanism optimised for momentum and decay is behind at first and ahead at the end.
+denisov-figure-6 | Figure 6 | 2000
+    A mechanism optimised for momentum and decay is behind in the body of training and ahead at
+    its end.
 denisov-table-1 | Table 1 | not reproducible
     The factorisations with which one algorithm gives four mechanisms.
     Why: It defines terms and has no result.
@@ -34,15 +36,19 @@ denisov-table-3 | Table 3 | not reproducible
     The grids that were searched for Figure 2.
     Why: It is the grid of Figure 2, which experiments/papers/stackoverflow_sizes.py has as
     data.
-denisov-table-4 | Table 4 | 1100
-    The best settings of Table 3's grid: rates and momentum fall with noise.
-multi-epoch-figure-1 | Figure 1 | 600
-    The optimum for all epochs is the best, from epsilon 4 up also above sampled DP-SGD.
+denisov-table-4 | Table 4 | 11000
+    The best settings of Table 3's grid: client rates, momentum and rate / (1 - momentum) fall
+    with noise.
+multi-epoch-figure-1 | Figure 1 | 4900
+    The optimum for all epochs is the best, then the FFT mechanism; from epsilon 4 up both are
+    above sampled DP-SGD.
 multi-epoch-figure-2 | Figure 2 | 90 90
     For six epochs the columns of C for two rounds of one client are orthogonal, and others are
     not.
-multi-epoch-figure-3 | Figure 3 | 900
-    The optimum for six epochs is ahead of all, at epsilon 8.8 within 2% of no noise.
+multi-epoch-figure-3 | Figure 3 | 5100
+    At every epsilon the optimum for six epochs is ahead of all that can be run, and the optimum
+    for one epoch, used for six, ahead of the baselines. At epsilon 8.8 the former is within 2%
+    of no noise, and above the baselines at epsilon 17.7.
 multi-epoch-figure-4 | Figure 4 | 90 90
     At equal privacy mechanisms have different total variances; the optimum for 20 epochs has
     the least.
@@ -51,21 +57,25 @@ multi-epoch-figure-5 | Figure 5 | 120 120
 multi-epoch-figure-6 | Figure 6 | 60 60
     The optimal decoder of Honaker's tree beats the online one at every number of stamps (here
     in loss; the next item trains).
-multi-epoch-figure-6-trained | Figure 6, trained | 400
+multi-epoch-figure-6-trained | Figure 6, trained | 1900
     Trained, the optimal decoder of Honaker's tree is above the online one, and the optimum for
     all epochs above both.
-multi-epoch-figure-7 | Figure 7 | 200
-    Honaker's tree is best with a number of stamps in the middle, as its loss says.
-multi-epoch-figure-8 | Figure 8 | 400
+multi-epoch-figure-7 | Figure 7 | 1000
+    Honaker's tree is best with a number of stamps in the middle, the one with the least loss.
+multi-epoch-figure-8 | Figure 8 | 4400
     Accuracy rises as the epochs of a factorisation approach the epochs of training.
-multi-epoch-figure-9 | Figure 9 | 600
-    Figure 1, larger.
-multi-epoch-figure-10 | Figure 10 | 400
-    Without noise more clients a round and a larger rate help.
-multi-epoch-figure-11 | Figure 11 | 900
-    With more noise and larger rates, more huge updates are zeroed.
-multi-epoch-figure-12 | Figure 12 | 900
-    Figure 3 with all learning rates: matrix factorisation tolerates larger ones.
+multi-epoch-figure-9 | Figure 9 | 4900
+    Figure 1, larger, with the plain FFT between Honaker's tree and the FFT with the optimal
+    decoder.
+multi-epoch-figure-10 | Figure 10 | 3000
+    Without noise more clients a round help, and larger rates do with little or no noise.
+    Cool-down helps, most at small epsilon, and momentum and cool-down help more inside the
+    mechanism.
+multi-epoch-figure-11 | Figure 11 | 5100
+    With more noise and with larger rates, more huge updates are zeroed.
+multi-epoch-figure-12 | Figure 12 | 5100
+    Figure 3 with all learning rates: matrix factorisation tolerates larger ones, but at epsilon
+    2 lower ones are better for all.
 multi-epoch-figure-13 | Figure 13 | 90 90
     Figure 2, larger.
 multi-epoch-figure-14 | Figure 14 | 20 60
@@ -74,21 +84,24 @@ multi-epoch-figure-14 | Figure 14 | 20 60
 multi-epoch-table-1 | Table 1 | 15 900
     The optimum for 20 epochs has the least loss, within 0.2% of the lower bound; stamps help;
     of fast mechanisms the stamped FFT with the optimal decoder is the best.
-multi-epoch-table-2 | Table 2 | 150
+multi-epoch-table-2 | Table 2 | 500
     Zeroing huge updates prevents most divergences (fedmf trains the runs with zeroing).
 multi-epoch-table-3 | Table 3 | 5 60
     Noise multipliers of three targets, without and with sampling.
-multi-epoch-table-4 | Table 4 | 900
-    Accuracies of DP-SGDM and DP-GDM (with those of Table 5 in one CSV).
-multi-epoch-table-5 | Table 5 | 900
-    Accuracies of the factorisations.
+multi-epoch-table-4 | Table 4 | 5100
+    Accuracies of DP-SGDM and DP-GDM, of which DP-GDM has the higher ones; both rise with
+    epsilon (with those of Table 5 in one CSV).
+multi-epoch-table-5 | Table 5 | 5100
+    Accuracies of the factorisations, which rise with epsilon: the optimum for six epochs has
+    the highest, then the optimum for one epoch, used for six.
 multi-epoch-table-6 | Table 6 | 5 5
     Nonnegative products of a client's columns cost nothing in error for prefix sums, and next
     to nothing for momentum.
 banded-app-k-1 | App. K.1 | 1 1
     The production model's rho of zCDP as epsilon at delta 1e-10.
-banded-figure-1 | Figure 1 | 500
-    With sampling banded matrices beat DP-SGD and the multi-epoch optimum (b; a is Figure 10).
+banded-figure-1 | Figure 1 | 1700
+    With sampling banded matrices beat DP-SGD and the multi-epoch optimum at epsilon 1 to 8 (b;
+    a is Figure 10).
 banded-figure-2 | Figure 2 | 1 1
     Round t samples a random subset of one of b partitions of the clients, in turn.
 banded-figure-3 | Figure 3 | 1 1
@@ -96,8 +109,10 @@ banded-figure-3 | Figure 3 | 1 1
 banded-figure-4 | Figure 4 | 60 600
     DP-SGD and multi-epoch MF each have less error in some settings. BandMF is never worse than
     DP-SGD (by construction), and better than both down to epsilon 1/2.
-banded-figure-5 | Figure 5 | 700
-    For phones banded matrices are the most accurate (a; the data of b are not public).
+banded-figure-5 | Figure 5 | 3100
+    For phones banded matrices are the most accurate, and the multi-epoch optimum is above the
+    mechanisms before it (a); they are above Online TreeAgg in production (b, whose data are not
+    public).
 banded-figure-6 | Figure 6 | 5 5
     Eight factorisations of the prefix sums, and the matrices of their noise; those of EN have
     columns of equal norms.
@@ -108,13 +123,16 @@ banded-figure-8 | Figure 8 | 1 1
 banded-figure-9 | Figure 9 | 120 300
     For CIFAR-10 BandMF is never worse than DP-SGD (by construction) and often better, and
     better than multi-epoch MF up to epsilon 5.
-banded-figure-10 | Figure 10 | 200
-    With the best number of bands for each epsilon, banded matrices are the best (also Figure 1 a).
+banded-figure-10 | Figure 10 | 1100
+    With the best number of bands for each epsilon, banded matrices are above sampled DP-SGD,
+    and up to epsilon 5 above the optimum for all epochs, which is better from there on (also
+    Figure 1 a).
 banded-figure-11 | Figure 11 | 120 120
     The logarithm of the best server rate is linear in that of the error of the sums, and not of
     that of single gradients.
-banded-figure-12 | Figure 12 | 700
-    Convergence of all runs of Figure 5 (a).
+banded-figure-12 | Figure 12 | 3100
+    Convergence of the best runs of Figure 5 (a), where banded matrices end above the trees, the
+    optimum for one epoch and DP-SGD.
 banded-figure-13 | Figure 13 | not reproducible
     Multiplying by a banded matrix, or by its inverse, costs its bands a row.
     Why: It is pseudocode: `make bench-noise` measures what it costs.
@@ -158,10 +176,12 @@ slides-mean-estimation | Mean estimation | 20 300
 slides-noise-time | Noise generation time | 10 60
     The noise of iteration t takes the optimum a time that grows as t, bands and buffers a
     constant time.
-slides-nu-dp-ftrl-on-cifar-10 | nu-DP-FTRL, CIFAR-10 | 500
-    nu-DP-FTRL is as accurate as the optimum for all epochs, and more than independent noise.
-slides-nu-dp-ftrl-on-stackoverflow | nu-DP-FTRL, StackOverflow | 700
-    nu-DP-FTRL is as accurate as the optimum for all epochs, and more than independent noise.
+slides-nu-dp-ftrl-on-cifar-10 | nu-DP-FTRL, CIFAR-10 | 1800
+    At every epsilon nu-DP-FTRL is as accurate as the optimum for all epochs, and more than
+    independent noise.
+slides-nu-dp-ftrl-on-stackoverflow | nu-DP-FTRL, StackOverflow | 1600
+    At every epsilon nu-DP-FTRL is as accurate as the optimum for all epochs, and more than
+    independent noise.
 slides-production-model | Production model | not reproducible
     In a production keyboard, BLT noise is as good as that of the dense optimum.
     Why: Its data are a company's and not public.

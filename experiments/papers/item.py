@@ -60,32 +60,31 @@ class Outcome:
 
     Attributes:
       figure: panels of lines, or a drawing.
-      verdict: one sentence computed from the numbers; with clauses, the verdict on all of them.
-      holds: whether the numbers bear the claim out; with clauses, whether each judged one is
-        reproduced.
+      clauses: the parts of the item's claim, with a verdict each.
       columns, rows: columns and rows of numbers.csv; by default those of the first panel.
       reduced: sizes that are smaller than in the paper; empty if none is.
       seeds: seeds of random draws; empty if there are none.
       note: text under the figure.
-      clauses: the parts of the item's claim, with a verdict each.
     """
 
     figure: Sequence[Lines] | Figure
-    verdict: str = ""
-    holds: bool = False
     _: dataclasses.KW_ONLY
+    clauses: Sequence[Clause]
     columns: Sequence[str] = ()
     rows: Sequence[Sequence[Any]] = ()
     reduced: str = ""
     seeds: tuple[int, ...] = ()
     note: str = ""
-    clauses: Sequence[Clause] = ()
 
-    def __post_init__(self) -> None:
-        """Takes the verdict from the clauses, if there are any."""
-        if self.clauses:
-            object.__setattr__(self, "verdict", in_words(self.clauses))
-            object.__setattr__(self, "holds", worst(self.clauses) == "reproduced")
+    @property
+    def verdict(self) -> str:
+        """Verdict on the item in words, which follows from its clauses."""
+        return in_words(self.clauses)
+
+    @property
+    def holds(self) -> bool:
+        """Whether all clauses that are judged are reproduced, and at least one is judged."""
+        return worst(self.clauses) == "reproduced"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -21,7 +21,6 @@ import PIL.Image
 from matplotlib.figure import Figure
 
 from fedmf.experiments.papers import clause, provenance
-from fedmf.experiments.papers.clause import Clause
 from fedmf.experiments.papers.drawing import Lines, draw
 from fedmf.experiments.papers.item import SOURCES, Item, Outcome, Request
 from fedmf.files import make_folder, write_atomically
@@ -64,13 +63,12 @@ def run(item: Item, request: Request) -> dict[str, Any]:
         command += " --data ..."
     if request.test_sentences:
         command += f" --test-sentences {request.test_sentences}"
-    clauses = _clauses(item, outcome)
     fields = ("name", "source", "number", "claim", "state")
     result = {field: getattr(item, field) for field in fields} | {
         "scale": request.scale,
         "reduced": outcome.reduced,
-        "verdict": clause.in_words(clauses),
-        "clauses": [dataclasses.asdict(part) for part in clauses],
+        "verdict": outcome.verdict,
+        "clauses": [dataclasses.asdict(part) for part in outcome.clauses],
         "commit": commit,
         "study": provenance.study_name(item, request),
         "settings": provenance.settings_digest(item, request),
@@ -90,15 +88,6 @@ def run(item: Item, request: Request) -> dict[str, Any]:
     ):
         write_atomically(request.folder / name, content, mode=0o600)
     return result
-
-
-def _clauses(item: Item, outcome: Outcome) -> Sequence[Clause]:
-    """Returns the clauses of an outcome. An outcome without clauses judges the claim as a whole."""
-    if outcome.clauses:
-        return outcome.clauses
-    if item.study is not None and not outcome.holds:
-        return [Clause(text=item.claim, verdict="inconclusive", evidence=outcome.verdict)]
-    return [clause.from_numbers(item.claim, bool(outcome.holds), outcome.verdict)]
 
 
 def as_csv(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:

@@ -20,7 +20,7 @@ from fedmf.experiments.papers.stackoverflow_sizes import (
     SIZES,
     Size,
 )
-from fedmf.experiments.papers.study_grid import Fields, Study, sized
+from fedmf.experiments.papers.study_grid import DATA_SEED, Fields, Study, sized
 from fedmf.mechanisms import Mechanism
 from fedmf.privacy.bands import choose_bands
 from fedmf.schedule import CustomSchedule, WarmupCooldown
@@ -41,6 +41,7 @@ DENISOV_TABLE_4 = {
 }
 SGDM, GDM, HONAKER_6 = "DP-SGDM,6e", "DP-GDM,2052e", "Honaker,6e"
 MF_1_1, MF_1_6, MF_6_6 = "MF1,1e", "MF1,6e", "MF6,6e"
+MF_PREFIX, MF_CONSTANT = f"{MF_6_6}, prefix", f"{MF_6_6}, constant rate"
 UNNOISED = "no noise"
 # Names of lines in Tables 4 to 7 of the banded paper.
 SGD, SINGLE, TREE = "DP-SGD", "Single-epoch MF", "Optimal TreeAgg"
@@ -74,13 +75,18 @@ def _study(
     }
     options = size.options or {"model": "published"}
     write = functools.partial(
-        write_synthetic_corpus, clients=size.population, progress=False, **size.corpus
+        write_synthetic_corpus,
+        clients=size.population,
+        seed=DATA_SEED,
+        progress=False,
+        **size.corpus,
     )
     return Study(
         name=f"stackoverflow-{name}",
         fixed=common_fields | {f"task_option.{k}": v for k, v in options.items()} | fixed,
         parts=parts,
         repeats=size.repeats_denisov if once else size.repeats,
+        repeats_every_setting=size.repeats_every_setting,
         smoothed_over=smoothed_over,
         mechanisms={
             f"{stem}{fall}{k}": functools.partial(optimum, size, beta, fall, not k)
@@ -302,7 +308,7 @@ def divergence(size: Size) -> Study:
     return _study("divergence", size, study_parts, server_momentum=size.momentum, cooldown=0.25)
 
 
-@sized(EARLIER)
+@sized(EARLIER, **sizes.UNNOISED)
 def unnoised(size: Size) -> Study:
     """Returns the study of Figure 10 of the multi-epoch paper: accuracy without noise, by number of
     clients a round.
@@ -326,13 +332,13 @@ def unnoised(size: Size) -> Study:
         for cooldown in (0.0, 0.25)
     ]
     private_fields = _order(size) | _cohort(size, size.cohort)
-    private_fields |= {
-        "epsilon": size.epsilons,
-        "server_learning_rate": size.rates,
-        "cooldown": 0.25,
+    private_fields |= {"epsilon": size.epsilons, "server_learning_rate": size.rates}
+    momentum_name = f"momentum-{size.momentum:g}"
+    lines: dict[str, Fields] = {
+        MF_6_6: _file(f"{momentum_name}{COOLDOWN}-epochs") | {"cooldown": 0.25},
+        MF_PREFIX: _file("prefix-epochs") | {"cooldown": 0.25},
+        MF_CONSTANT: _file(f"{momentum_name}-epochs") | {"cooldown": 0.0},
     }
-    momentum_file = _file(f"momentum-{size.momentum:g}{COOLDOWN}-epochs")
-    lines: dict[str, Fields] = {MF_6_6: momentum_file, f"{MF_6_6}, prefix": _file("prefix-epochs")}
     parts += [(line, private_fields | fields) for line, fields in lines.items()]
     return _study("unnoised", size, parts, server_momentum=size.momentum, family="none")
 

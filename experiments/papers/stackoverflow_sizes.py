@@ -44,6 +44,8 @@ class Size:
       epsilons_banded, rates_banded: privacy targets and server rates of the banded paper's grid;
         None for the rates of its Tables 6 and 7.
       repeats, repeats_denisov: numbers of seeds.
+      repeats_every_setting: whether all settings train with these seeds, and not only the best one.
+        The paper has few runs of most settings.
       corpus: options of the synthetic corpus, other than its number of clients, the population.
       differs: phrase for what differs from the paper in another way than by being smaller.
     """
@@ -71,6 +73,7 @@ class Size:
     rates_banded: tuple[float, ...] | None = None
     repeats: int = 4
     repeats_denisov: int = 10
+    repeats_every_setting: bool = False
     corpus: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     differs: str = ""
 
@@ -112,11 +115,11 @@ SIZES: dict[Any, Size] = {
         server_rates=(0.25, 0.5, 1.0),
         momentums=(0.9,),
         momentum=0.9,
-        noise=(0.341, 1.364),
-        epsilons=(2.0, 4.0),
+        noise=(0.341, 1.364, 5.456),
+        epsilons=(2.0, 4.0, 8.0),
         rates=(0.25, 0.5, 1.0),
-        epsilons_banded=(2.0, 4.0),
-        rates_banded=(0.25, 0.5, 1.0),
+        epsilons_banded=(2.0, 4.0, 8.0),
+        rates_banded=(0.125, 0.25, 0.5, 1.0),
         repeats=5,
         repeats_denisov=5,
         corpus=_CORPUS,
@@ -166,8 +169,17 @@ _LONG: Fields = {
     "population": 12800,
 }
 # Noise that is optimised for the last model harms the models of earlier rounds, if there are few
-# rounds or the rates are large (docs/papers). So this study has many rounds and small rates.
-DENISOV = _LONG | {"server_rates": (0.0625, 0.125, 0.25), "noise": (0.341, 2.728)}
+# rounds or the rates are large (docs/papers). So this study has many rounds. Its noise multipliers
+# are the smallest, the middle and the largest of the paper's grid. Its rates and momentums give
+# server rates / (1 - momentum) of 1/16 to 20, each about four times the one before, so that the
+# best one can fall with the noise.
+DENISOV = _LONG | {
+    "simulated": 6,
+    "server_rates": (0.0625, 0.25, 1.0),
+    "momentums": (0.0, 0.95),
+    "repeats_denisov": 6,
+    "repeats_every_setting": True,
+}
 # In this study the noise should decide the final accuracy, and not the pace of learning. So the
 # noise multiplier is twice the largest of the paper's grid, and rates are so small that the noise
 # summed over all steps matters more than that of single steps (docs/papers).
@@ -175,21 +187,26 @@ SCHEDULES = _LONG | {
     "simulated": 6,
     "server_rate": 0.015625,
     "noise": (10.912,),
-    "repeats_denisov": 12,
+    "repeats_denisov": 16,
 }
 # The noise multiplier is the largest of the paper's grid. The rates are larger than those of Figure
 # 3, at which the noise of single steps is too small to show in the body of training.
 DECAYS = SCHEDULES | {"server_rate": 0.03125, "noise": (5.456,), "repeats_denisov": 32}
 # A round has fewer clients than in the paper, so that the noise at the paper's epsilons matters. At
-# a server rate of 8 models diverge, and have huge updates.
+# a server rate of 8 models diverge, and have huge updates. Figures 11 and 12 compare settings of
+# one line, so that all settings are repeated.
 EPOCHS: Fields = {
     "cohort": 40,
     "single": 6,
     "population": 640,
-    "epsilons": (8.841, 17.648),
+    "epsilons": EPOCHS_EPSILONS,
     "rates": (0.25, 0.5, 1.0, 8.0),
+    "repeats": 6,
+    "repeats_every_setting": True,
     "differs": ", and a server rate of 8",
 }
+# Figure 10 compares the rates of Figure 3 with one another.
+UNNOISED: Fields = {"rates": EPOCHS_RATES, "repeats": 6, "repeats_every_setting": True}
 # The clients of the paper train on up to 16 batches. If they trained on a single batch, no update
 # would be huge.
 DIVERGENCE: Fields = {
@@ -199,12 +216,18 @@ DIVERGENCE: Fields = {
     "differs": ", and batches of 2 sentences",
 }
 # Epochs are long in this study, because over many short epochs BandMF is hardly more accurate than
-# the two other mechanisms.
-CENTRE: Fields = {"cohort": 40, "epoch": 48, "population": 1920, "epsilons_banded": (2.0, 16.0)}
+# the two other mechanisms. From epsilon 8 on, the best number of bands at this size is that of an
+# epoch, without amplification, as at epsilon 16 in the paper, where the claim ends.
+CENTRE: Fields = {
+    "cohort": 40,
+    "epoch": 48,
+    "population": 1920,
+    "epsilons_banded": (1.0, 2.0, 4.0),
+    "repeats": 12,
+}
 # With two epochs, nu noise closes as much of the gap in error between independent noise and the
-# optimum as with six long epochs (docs/papers). With so few clients, the noise at epsilon 8 is that
-# of the sizes above.
-NU: Fields = CENTRE | {"repeats": 6, "epsilons_banded": (8.0,)}
+# optimum as with six long epochs (docs/papers).
+NU: Fields = CENTRE | {"epsilons_banded": (2.0, 4.0, 8.0), "repeats": 8}
 # In the study PHONES each run is repeated with more seeds, because the accuracies of BandMF and the
 # dense optimum differ by half a point only.
 PHONES: Fields = {"repeats": 12}

@@ -2,8 +2,8 @@
 seeds.
 
 A study trains its runs in the folder of a sweep. The settings of a line are tuned on the validation
-set with seed 0. The best setting trains again with seeds 1, 2, ..., and only these runs are
-reported. `fedmf report` reads the folder, and the same command resumes an interrupted study.
+set with seed 1000. The best setting trains again with seeds 1001, 1002, ..., and only these runs
+are reported. `fedmf report` reads the folder, and the same command resumes an interrupted study.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ import numpy as np
 from fedmf.experiments.papers import study_check
 from fedmf.experiments.papers.item import ITEMS, Outcome, Request
 from fedmf.experiments.papers.study_check import Cost
-from fedmf.experiments.papers.study_grid import Grid, Study
+from fedmf.experiments.papers.study_grid import TUNING_SEED, Grid, Study
 from fedmf.files import make_folder
 from fedmf.mechanisms import Mechanism
 from fedmf.privacy.statement import mechanism_digest
@@ -31,7 +31,8 @@ from fedmf.sweeps import run as sweep
 from fedmf.sweeps.results import validation_of
 from fedmf.sweeps.runs import run_folder
 
-_SEED_0 = "seed=0"  # The name of a run that serves tuning ends with this.
+# The name of a run that serves tuning ends with this.
+_TUNING_SUFFIX = f"seed={TUNING_SEED}"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,8 +44,10 @@ class Score:
       target: epsilon, or the noise multiplier if the study fixes that; None without noise.
       epsilon: the plan's epsilon; infinite without noise.
       best: the tuned configuration.
-      runs: runs with seeds 1, 2, ..., in order.
-      tried: runs with seed 0; empty if there was only one setting.
+      runs: runs of the best setting with the reported seeds, in order.
+      tried: runs by which the setting was chosen, and after them the runs of the other settings
+        with the reported seeds, if the study trains these. It is empty if there was only one
+        setting.
     """
 
     line: str
@@ -105,7 +108,7 @@ def judged(grid: Grid, judge: Judge, request: Request) -> Outcome:
     return dataclasses.replace(
         judge(scores, size),
         reduced="; ".join(reductions),
-        seeds=tuple(range(len(scores[0].runs) + 1)),
+        seeds=(TUNING_SEED, *study.reported_seeds),
         note=simulation_note([run for score in scores for run in score.runs]),
     )
 
@@ -132,50 +135,63 @@ def run_study(study: Study, request: Request) -> list[Score]:
     out, targets = _prepared(study, request)
     check = functools.cache(functools.partial(_check, study, out, targets))
     tuning_runs = _trained(out, _tuned(targets), request, check, test=False)
-    best: dict[Key, str] = {}
-    repeats: dict[Key, dict[str, TrainConfig]] = {}
+    best_names = {key: _best(settings, tuning_runs, study) for key, settings in targets.items()}
+    repeats: dict[str, TrainConfig] = {}
     for key, settings in targets.items():
-        best[key] = next(iter(settings))
-        if len(settings) > 1:
-            best[key] = max(settings, key=lambda name: _tuning_score(tuning_runs[name], study))
-        stem = best[key].removesuffix(_SEED_0)
-        config = settings[best[key]]
-        repeats[key] = {
-            f"{stem}seed={seed}": dataclasses.replace(config, seed=seed)
-            for seed in range(1, study.repeats + 1)
-        }
-    runs = _trained(out, _all_configs(repeats), request, check, test=True)
+        reported_names = list(settings) if study.repeats_every_setting else [best_names[key]]
+        for name in reported_names:
+            repeats |= _repeats(study, name, settings[name])
+    runs = _trained(out, repeats, request, check, test=True)
     scores = []
-    for key, names in repeats.items():
-        settings = targets[key]
-        line_runs = tuple(runs[name] for name in names)
-        config = settings[best[key]]
+    for key, settings in targets.items():
+        best_name = best_names[key]
+        best_runs = tuple(runs[name] for name in _repeats(study, best_name, settings[best_name]))
+        other_runs = [tuning_runs[name] for name in settings if name in tuning_runs]
+        for name, config in settings.items():
+            if study.repeats_every_setting and name != best_name:
+                other_runs += [runs[repeat] for repeat in _repeats(study, name, config)]
+        config = settings[best_name]
         # The target epsilon is taken if there is one, because the plan's epsilon is below it by a
         # rounding error.
-        epsilon = config.epsilon or line_runs[0].plan["epsilon"] or math.inf
-        tuning_run_list = tuple(tuning_runs[name] for name in settings if name in tuning_runs)
+        epsilon = config.epsilon or best_runs[0].plan["epsilon"] or math.inf
         scores.append(
             Score(
                 line=key.line,
                 target=key.target,
                 epsilon=epsilon,
                 best=config,
-                runs=line_runs,
-                tried=tuning_run_list,
+                runs=best_runs,
+                tried=tuple(other_runs),
             )
         )
     return scores
+
+
+def _best(settings: Mapping[str, TrainConfig], tuning_runs: Mapping[str, Run], study: Study) -> str:
+    """Returns the name of the setting with the best validation metric."""
+    if len(settings) == 1:
+        return next(iter(settings))
+    return max(settings, key=lambda name: _tuning_score(tuning_runs[name], study))
+
+
+def _repeats(study: Study, name: str, config: TrainConfig) -> dict[str, TrainConfig]:
+    """Returns the runs of a setting with the seeds that are reported, given its tuning run."""
+    stem = name.removesuffix(_TUNING_SUFFIX)
+    return {
+        f"{stem}seed={seed}": dataclasses.replace(config, seed=seed)
+        for seed in study.reported_seeds
+    }
 
 
 def finished(study: Study, request: Request) -> Iterator[tuple[str, TrainConfig, list[Run]]]:
     """Yields the line, configuration and finished runs of each setting that has any, and trains
     nothing.
 
-    The runs are those of seed 0 and of the seeds that are reported.
+    The runs are those of TUNING_SEED and of the seeds that are reported.
     """
     out = _folder(study, request)
     for line, name, config in study.configs(request.data or pathlib.Path("data"), out):
-        names = [f"{name.removesuffix(_SEED_0)}seed={i}" for i in range(study.repeats + 1)]
+        names = [name, *_repeats(study, name, config)]
         finished_names = [name for name in names if sweep_folder.state(out, name) == "finished"]
         if finished_names:
             yield line, config, [Run.load(run_folder(out, name)) for name in finished_names]
@@ -203,10 +219,12 @@ def cost_of(study: Study, request: Request) -> Cost:
 
 def _cost(study: Study, request: Request, targets: Targets) -> Cost:
     """Returns the cost of the runs for these targets."""
-    any_settings = [next(iter(settings.values())) for settings in targets.values()]
+    reported_settings = [next(iter(settings.values())) for settings in targets.values()]
+    if study.repeats_every_setting:
+        reported_settings = list(_all_configs(targets).values())
     return study_check.cost(
         list(_tuned(targets).values()),
-        any_settings * study.repeats,
+        reported_settings * study.repeats,
         folder=_folder(study, request),
         jobs=request.jobs,
     )

@@ -165,7 +165,7 @@ class Cost:
     """Cost of all runs of a study.
 
     Attributes:
-      tuning, repeats: runs of seed 0, and runs of the seeds that are reported, at most.
+      tuning, repeats: runs that choose settings, and runs of the seeds that are reported, at most.
       clients_per_second, examples_per_second: speed of training and of evaluation.
       measured: whether the speed was measured by runs of the study on this machine, or on two cores
         elsewhere.

@@ -11,7 +11,7 @@ import re
 import pytest
 from matplotlib.figure import Figure
 
-from fedmf.experiments.papers import ITEMS, Item, Outcome, Request, results, theorems
+from fedmf.experiments.papers import ITEMS, Item, Outcome, Request, clause, results, theorems
 from fedmf.experiments.papers.clause import VERDICTS
 from tests.cli.program import fedmf, printed_by
 
@@ -28,7 +28,8 @@ def made(request):
     figure = Figure()
     figure.subplots().plot([1.0, 2.0])
     table = {"columns": ("x",), "rows": [(1 / 3,)]}
-    return Outcome(figure, "It is a third.", True, **table, seeds=(4,))
+    clauses = [clause.from_numbers("It is a third", True, "It is a third.")]
+    return Outcome(figure, **table, seeds=(4,), clauses=clauses)
 
 
 ITEM = Item(
