@@ -173,7 +173,7 @@ def test_nothing_trains_before_the_check_nor_elsewhere_than_was_asked_for(
     asked_for = []
 
     def refuse(configs, folder, write_mechanisms):
-        assert len(configs) == 8
+        assert len(configs) == 9
         raise ValueError("a client is missing")
 
     def train_all(out, configs, training):
