@@ -5,7 +5,7 @@ Bounds on the risk of an attack follow from them.
 import functools
 
 from fedmf.privacy.gaussian import loss_scale
-from fedmf.privacy.loss_samples import PROOF, SEARCH, add_sample, remove_sample
+from fedmf.privacy.loss_samples import MAX_LOSS, PROOF, SEARCH, add_sample, remove_sample
 from fedmf.privacy.losses import Losses
 from fedmf.privacy.monte_carlo import FAILURE
 
@@ -17,6 +17,10 @@ _CURVE = PROOF + 1
 _WORK = 2e8
 _SEARCH_WORK = 1e8
 _MAX_SIZE = 2**18
+# Largest epsilon of a simulated curve. Samples clip privacy losses to MAX_LOSS, so that delta would
+# be understated near that epsilon. At this one, 1 - exp(epsilon - loss) rounds to 1 for all losses
+# that are clipped.
+_LARGEST_EPSILON = MAX_LOSS - 100
 
 
 def epsilons_of_curve(noise_multiplier: float) -> list[float]:
@@ -43,7 +47,7 @@ def simulated_curve(
 
     Args:
       losses: privacy losses of the run.
-      epsilons: non-negative numbers.
+      epsilons: non-negative numbers, of which those above `_LARGEST_EPSILON` are left out.
       search: True for a smaller sample with random numbers that are independent of those of the
         proof.
 
@@ -58,6 +62,7 @@ def simulated_curve(
         addition_sample = add_sample(losses, sample_size, purpose)
     except FloatingPointError:
         return ()
+    epsilons = tuple(epsilon for epsilon in epsilons if epsilon <= _LARGEST_EPSILON)
     # For each epsilon there are two bounds on delta, for removing and for adding a client. Each of
     # the bounds may fail with this probability.
     failure_per_bound = FAILURE / (2 * len(epsilons))

@@ -43,8 +43,8 @@ from fedmf.terminal import interrupts, progress_bar
 SEARCH = 0
 PROOF = 1
 # Losses are clipped to this absolute value, because exponentials of larger numbers overflow.
-# Clipping lowers no bound on delta at the epsilons that `fedmf.privacy.monte_carlo` tries, which
-# are at most 300.
+# Clipping lowers no bound on delta at the epsilons that are tried, which are at most 300 in
+# `fedmf.privacy.monte_carlo`, and at most 600 in `fedmf.privacy.curves`.
 MAX_LOSS = 700.0
 # If fewer losses of the sample than this are below -epsilon, the line through two points estimates
 # the delta of adding a client better than the mean over so few losses.

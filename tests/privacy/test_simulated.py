@@ -18,6 +18,7 @@ import fedmf
 from fedmf.mechanisms import DenseMechanism, IdentityMechanism
 from fedmf.privacy import loss_samples, monte_carlo
 from fedmf.privacy.amplification import sampled_gaussian_epsilon
+from fedmf.privacy.curves import epsilons_of_curve, simulated_curve
 from fedmf.privacy.gaussian import exact_gaussian_epsilon, gaussian_delta, gaussian_epsilon
 from fedmf.privacy.loss_samples import (
     PROOF,
@@ -60,6 +61,16 @@ def loss_of(losses, entries, rounds, y):
         return float(losses.loss((C.T @ np.array(y))[:, None])[0])
     sums = np.stack([C[:, j :: losses.bins].sum(axis=1) for j in range(losses.bins)])
     return float(losses.loss((sums @ np.array(y))[None])[0])
+
+
+@pytest.mark.parametrize("sigma", [0.0255, 0.03, 0.5])
+def test_no_pair_of_a_simulated_curve_is_below_delta(sigma):
+    """With 0.0255, most losses exceed 700, to which samples clip them. Fails wrongly with the
+    probability of the curve.
+    """
+    curve = simulated_curve(bins((1,), 1, 1, sigma=sigma), tuple(epsilons_of_curve(sigma)))
+    assert len(curve) > 50
+    assert all(delta >= gaussian_delta(sigma, epsilon) * (1 - 1e-9) for epsilon, delta in curve)
 
 
 class TestLosses:
