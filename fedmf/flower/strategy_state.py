@@ -130,17 +130,21 @@ class StrategyState:
         # Objects whose state can be read are not copied, because their state can be restored at the
         # end of the block.
         readable_paths = self._objects.keys() - original_objects.keys()
-        copy_by_id = {id(self._objects[path]): self._objects[path] for path in readable_paths}
+        replacement_by_id = {
+            id(self._objects[path]): self._objects[path] for path in readable_paths
+        }
         try:
             copy_by_path = dict(
                 zip(
                     opaque_objects,
-                    copy.deepcopy(list(opaque_objects.values()), copy_by_id),
+                    copy.deepcopy(list(opaque_objects.values()), replacement_by_id),
                     strict=True,
                 )
             )
             for path, value in method_links.items():
-                copy_by_id[id(value)] = copy_by_path[path] = link_to_copy(value, copy_by_id)
+                replacement_by_id[id(value)] = copy_by_path[path] = link_to_copy(
+                    value, replacement_by_id
+                )
         # The copy fails for objects such as locks, files and connections.
         except Exception:
             yield None

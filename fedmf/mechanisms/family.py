@@ -81,7 +81,7 @@ class Family:
         }
 
 
-# All registered families by name, which `register` adds to.
+# All families of mechanisms by name. `register` adds a family.
 FAMILIES: dict[str, Family] = {}
 
 

@@ -66,7 +66,7 @@ def parse_pairs(text: str, rounds: int) -> np.ndarray:
         )
     if text == HEADER:
         return np.zeros((0, 2), np.int64)
-    fault_by_numpy = "a row is not round,client"
+    reason = "a row is not round,client"
     try:
         with warnings.catch_warnings():
             # numpy only warns of a number that is too large or not whole, so its warnings are
@@ -83,9 +83,9 @@ def parse_pairs(text: str, rounds: int) -> np.ndarray:
         )
     except (ValueError, Warning) as error:
         is_valid = False
-        fault_by_numpy = str(error).splitlines()[0][:120]
+        reason = str(error).splitlines()[0][:120]
     if not is_valid:
-        fault = _first_fault(text, rounds) or fault_by_numpy
+        fault = _first_fault(text, rounds) or reason
         raise ValueError(f"{_DAMAGED} ({fault}): write it again with to_csv")
     return round_client_pairs
 

@@ -231,9 +231,9 @@ def _log_rest(s: float, q: float, a: float) -> float:
     """Computes the log of E h(q |R - 1|), which bounds the terms of the sum A beyond j = 64."""
     J = _TERMS + 1
     log_x = math.log(q) + _log_distance(s)
-    # The sum of the terms is at most a geometric series, since each term is at most `term_ratio`
-    # times the previous one, and at most (1 + x)^a. The series is used only if the ratio is below
-    # 1. The limit of 30 only avoids overflow.
+    # There are two bounds on the sum of the terms beyond J, of which the smaller one is used. If
+    # term_ratio, an upper bound on the ratio of successive terms, is below 1, the sum is at most a
+    # geometric series. In any case it is at most (1 + x)^a. The limit of 30 avoids overflow.
     term_ratio = (a - J) / (J + 1) * np.exp(np.minimum(log_x, 30.0))
     with np.errstate(divide="ignore"):
         log_series = _log_binomial(a, J)[-1] + J * log_x - np.log(np.maximum(1 - term_ratio, 0))

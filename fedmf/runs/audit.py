@@ -239,7 +239,7 @@ def audit_run_canaries(
     ledger = _participation_record(run)
     takes_part = np.zeros((run.config.rounds, num_canaries), bool)
     for t in range(len(ledger)):
-        # Client indices from the number of clients on are those of canaries.
+        # Canaries have the client indices after those of all real clients.
         canary_indices = ledger.cohort(t) - run.plan["task"]["clients"]
         takes_part[t, canary_indices[canary_indices >= 0]] = True
     try:

@@ -22,10 +22,10 @@ def figures_note(runs: Sequence[Run]) -> str:
             f"{headline_metric[0].upper()}{headline_metric[1:]} {task_record['metric_note']}."
         )
     configs_without_seed = [dataclasses.replace(run.config, seed=0) for run in runs]
-    seeds_of_figures = set(collections.Counter(configs_without_seed).values())
-    if seeds_of_figures == {1}:
+    numbers_of_seeds = set(collections.Counter(configs_without_seed).values())
+    if numbers_of_seeds == {1}:
         sentences.append("Figures are of one seed.")
-    elif 1 in seeds_of_figures:
+    elif 1 in numbers_of_seeds:
         sentences.append("Some figures are of one seed.")
     for run in runs:
         programs_text = programs_phrase(run.plan.get("programs", ()), run.config.rounds)

@@ -1,4 +1,4 @@
-"""The data that are committed of each round of a run, and `RUN`, the kind of folder that has them.
+"""The data that a run commits after each round, and `RUN`, the kind of its folder.
 
 The readable files metrics.jsonl, participation.csv and selected.csv follow from the journal. Lines
 that are missing after a crash are written when the run is resumed.

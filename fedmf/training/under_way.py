@@ -162,7 +162,7 @@ class Training:
         round_metrics = self.options.round_metrics
         weights_after = self.execution.weights(self._state)
         if round_metrics:
-            # Canaries have the client indices from the number of clients on.
+            # Canaries have the client indices after those of all real clients.
             num_clients = len(self.task.client_ids)
             client_ids = [
                 self.task.client_ids[index] for index in cohort_indices if index < num_clients

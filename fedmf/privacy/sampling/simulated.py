@@ -28,8 +28,8 @@ from fedmf.privacy.rounding import down, up
 from fedmf.privacy.sampling.base import Sampling
 from fedmf.privacy.sampling.description import Description
 
-# If a tight bound on epsilon needs more than this many times the samples that were drawn, the
-# privacy statement says how many it needs.
+# The privacy statement says how many samples a tight bound on epsilon needs, if that number is more
+# than _NOTABLE_SHORTAGE times the number of samples that were drawn.
 _NOTABLE_SHORTAGE = 1.5
 
 
