@@ -32,7 +32,7 @@ class _LedgerFile(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _Round(NamedTuple):
-    """The clients of one round, as read-only int64 arrays.
+    """The indices of the clients of one round, in a read-only int64 array for each role.
 
     Attributes:
       cohort: clients that took part.

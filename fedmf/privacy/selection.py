@@ -52,11 +52,13 @@ EpsilonOfDelta = Callable[[float], float]
 # accountants of sampled plans do not resolve deltas below its lower end.
 _LOWEST_LOG_D1 = math.log(1e-9)
 _HIGHEST_LOG_D1 = math.log(1 - 1e-6)
-# Tolerance of the search for log d1. Every d1 gives a valid bound, so the tolerance only makes
-# epsilon a little larger.
+# Tolerance of the search for the best logarithm of d1. Any d1 gives a valid bound on epsilon, so
+# the tolerance only makes the bound a little larger.
 _TOLERANCE = 1e-4
 # Tolerance of the search for log delta in `PrivateSelection.delta`.
 _DELTA_TOLERANCE = 1e-6
+# Larger values of e1, the epsilon of a trial at delta d1, count as this one in exp(e1), which would
+# overflow.
 _LARGEST_E1 = 600.0
 # Largest number of halvings of the interval of log delta in `PrivateSelection.delta`.
 _HALVINGS = 60
@@ -165,7 +167,7 @@ class PrivateSelection:
 
     @functools.cached_property
     def _shift(self) -> float:
-        """The number that the profile bound adds to the epsilon of a trial."""
+        """The epsilon that private selection adds to that of one trial, in the profile bound."""
         if self.plan.sampling is None:
             return _gaussian_shift(self.plan.noise_multiplier, self.trials)
         return least_shift(functools.partial(epsilon_at, self.plan), self.trials)
@@ -278,7 +280,6 @@ def _shift(d1: float, e1: float, trials: TrialCount) -> float:
     if trials.distribution == POISSON:
         if math.isinf(e1):
             return math.inf
-        # For a larger e1, exp(e1) would overflow, and the selection's epsilon is useless anyway.
         return trials.mean_trials * (math.expm1(min(e1, _LARGEST_E1)) + d1)
     return (1 + trials.shape) * max(e1, _log_growth(d1, trials))
 
