@@ -122,33 +122,51 @@ def _row_maker(stream: NoiseStream, Z: np.ndarray, t: int) -> Callable[[], objec
     return lambda: stream.step(t, Z[t], state)
 
 
+def _num_vectors(stream: NoiseStream, t: int) -> int:
+    """Returns how many vectors the noise of iteration t, counted from 1, is a sum of."""
+    if stream.contraction is not None:
+        return t
+    # The recurrence reads its state, and one new draw.
+    return stream.width + 1
+
+
 @figure("slides-noise-time")
 def noise_time(request: Request) -> Outcome:
-    """Draws the time that the noise of iteration t takes, for a model of d parameters."""
+    """Draws how many vectors the noise of iteration t is a sum of, and measures the time that it
+    takes, for a model of d parameters.
+    """
     n, d, repeats = request.pick((64, 500, 3), (1024, 20_000, 7), (4096, 20_000, 7))
     Z = np.random.default_rng(0).standard_normal((n, d))
     t = 2 ** np.arange(3, n.bit_length())
-    series = {}
+    vectors = {}
+    times = {}
     for name, mechanism in mechanisms(n).items():
         stream = mechanism.stream()
-        series[name] = 1e3 * np.array(
+        vectors[name] = np.array([_num_vectors(stream, int(i)) for i in t])
+        times[name] = 1e3 * np.array(
             [_seconds(_row_maker(stream, Z, int(i) - 1), repeats) for i in t]
         )
+    label = "vectors in the sum"
+    panel = Lines(vectors, "iteration t", label, x=t, column="iteration", log="xy")
     return Outcome(
-        [
-            Lines(
-                series, "iteration t", f"milliseconds, d = {d:,}", x=t, column="iteration", log="xy"
-            )
-        ],
-        clauses=judge_noise_time(iterations=t, time_by_name=series),
+        [panel],
+        clauses=judge_noise_time(iterations=t, time_by_name=times, vectors_by_name=vectors),
+        columns=(*panel.columns, *(f"{name}, milliseconds at d = {d}" for name in times)),
+        rows=[(*row, *ms) for row, *ms in zip(panel.rows, *times.values(), strict=True)],
         seeds=(0,),
     )
 
 
 def judge_noise_time(
-    *, iterations: np.ndarray, time_by_name: Mapping[str, np.ndarray]
+    *,
+    iterations: np.ndarray,
+    time_by_name: Mapping[str, np.ndarray],
+    vectors_by_name: Mapping[str, np.ndarray],
 ) -> list[Clause]:
-    """Judges the slides on time by how it grows from the middle iteration to the last."""
+    """Judges the slides on time by the vectors of each iteration, and by how the measured time
+    grows from the middle iteration to the last.
+    """
+    constant = {name: y for name, y in vectors_by_name.items() if name != "optimal"}
     middle_index = len(iterations) // 2
     factor = iterations[-1] / iterations[middle_index]
     growth = {name: float(y[-1] / y[middle_index]) for name, y in time_by_name.items()}
@@ -157,14 +175,22 @@ def judge_noise_time(
     listed = ", ".join(f"{value:.1f} times ({name})" for name, value in growth.items())
     return [
         from_numbers(
-            "The noise of the optimum in iteration t takes a time that grows as t (judged: at "
-            "least 0.4 times as fast).",
+            "The noise of the optimum in iteration t is a sum of t vectors.",
+            bool((vectors_by_name["optimal"] == iterations).all()),
+            f"{vectors_by_name['optimal'][-1]} in iteration {iterations[-1]}",
+        ),
+        from_numbers(
+            "That of independent noise, bands and buffers is one of a constant number of vectors.",
+            all(bool((y == y[0]).all()) for y in constant.values()),
+            ", ".join(f"{y[-1]} ({name})" for name, y in constant.items()),
+        ),
+        from_numbers(
+            "The time of the optimum grows with t (judged: at least 0.4 times as fast as t).",
             of_optimum > 0.4 * factor,
             f"{of_optimum:.1f} times as long {span_text}, which is {factor:.0f} times as far",
         ),
         from_numbers(
-            "That of independent noise, bands and buffers takes a constant time (judged: less than "
-            "twice as long).",
+            "The time of the others does not (judged: less than twice as long).",
             max(growth.values()) < 2,
             f"as long {span_text} as before: {listed}",
         ),

@@ -10,11 +10,13 @@ import pytest
 from fedmf.experiments.papers import (
     ITEMS,
     band_ratios,
+    banded,
     cells,
     denisov,
     error_tables,
     multi_epoch,
     printed,
+    slides,
     slides_training,
 )
 from fedmf.experiments.papers.cells import Cell, Table
@@ -117,6 +119,29 @@ LARGER = {
             "epsilons": np.array([1.0, 4.0, 6.0, 16.0]),
             "over_sgd": np.array([1.0, 0.9, 0.8, 0.7]),
             "over_mf": np.array([0.6, 0.9, 1.1, 1.3]),
+        },
+    ),
+    "banded-figure-11": (
+        banded.judge_figure_11,
+        {
+            "of_sums": (errors := np.geomspace(0.01, 1.0, 12)),
+            "of_single": np.tile([1.0, 2.0, 1.0], 4),
+            "rates": np.exp(-4.64) * errors**-0.95 * np.tile([1.1, 1 / 1.1], 6),
+        },
+    ),
+    "slides-max-error": (
+        slides.judge_max_error,
+        {
+            "rounds": (rounds := np.array([256, 512])),
+            "constant": 1.0663,
+            "error_by_name": {
+                "independent": np.sqrt(rounds),
+                "32 bands": np.array([4.0, 5.6]),
+                "BLT, 2 buffers": np.array([3.5, 3.6]),
+                "BLT, 4 buffers": 1.001
+                * (optimum := np.log(rounds) / np.pi + 1.0663 + 1 / (4 * np.pi * rounds)),
+                "optimal": optimum,
+            },
         },
     ),
     "slides-finite-time": (
