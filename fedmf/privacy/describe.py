@@ -233,10 +233,7 @@ def statement_values(
     population = _checked_population(population)
     if pretraining is not None:
         fields.plain_text("pretraining", pretraining)
-    if commands is None:
-        commands = [calibrate_command(plan, rdp=rdp)]
-    else:
-        commands = checks.strings("commands", commands, hint="give a list of commands, or None")
+    check_commands = _commands(commands, plan, rdp=rdp)
     guarantee = guarantee_values(plan)
     if rdp:
         guarantee["rdp_epsilon"] = finite_or_none(rdp_epsilon(plan))
@@ -259,7 +256,7 @@ def statement_values(
             private_metrics=plan.private_metrics is not None,
             private=plan.noise_multiplier > 0,
         ),
-        "commands": list(commands),
+        "commands": check_commands,
         "versions": _statement.installed_versions(),
         **_further_streams(plan),
     }
@@ -271,6 +268,13 @@ def statement_values(
     if canaries:
         statement_by_name["canaries"] = canaries
     return statement_by_name
+
+
+def _commands(commands: Sequence[str] | None, plan: Plan, *, rdp: bool) -> list[str]:
+    """Returns the commands that check a statement; the one that follows from the plan for None."""
+    if commands is None:
+        return [calibrate_command(plan, rdp=rdp)]
+    return list(checks.strings("commands", commands, hint="give a list of commands, or None"))
 
 
 def _checked_population(population: int | None) -> int | None:

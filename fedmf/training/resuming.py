@@ -56,13 +56,7 @@ def reopen_run(
             f"cannot resume {run.path} from another model: its initial_model.npz is missing or "
             "changed; put back the run's own, or start a new folder"
         )
-    mechanism_rounds = load_mechanism(folder.path / "mechanism.npz").rounds
-    if mechanism_rounds != config.rounds:
-        raise ValueError(
-            f"cannot resume {run.path}: its mechanism.npz has {mechanism_rounds} rounds where its "
-            f"config.json has {config.rounds}; put back the mechanism.npz that the run was begun "
-            "with"
-        )
+    _check_mechanism_rounds(run, config)
     recorded_seed = _read_noise_seed(folder.path / "private" / "noise_seed")
     if noise_seed not in (None, recorded_seed):
         raise ValueError(
@@ -86,6 +80,19 @@ def reopen_run(
         identity=recorded_identity,
         program=_changed_program(run, checked, folder, recorded_identity, options),
     )
+
+
+def _check_mechanism_rounds(run: Run, config: TrainConfig) -> None:
+    """Raises ValueError if the mechanism in the run's folder has another number of rounds than its
+    config.
+    """
+    mechanism_rounds = load_mechanism(run.path / "mechanism.npz").rounds
+    if mechanism_rounds != config.rounds:
+        raise ValueError(
+            f"cannot resume {run.path}: its mechanism.npz has {mechanism_rounds} rounds where its "
+            f"config.json has {config.rounds}; put back the mechanism.npz that the run was begun "
+            "with"
+        )
 
 
 def _check_config(run: Run, config: TrainConfig) -> None:

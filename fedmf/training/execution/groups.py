@@ -120,18 +120,7 @@ def _checked_copy(
         raise ValueError(f"the result is {'missing' if group_sum is None else type(group_sum)}")
     if group_sum.group not in (None, number):
         raise ValueError(f"the result is that of group {group_sum.group}")
-    group_arrays = list(group_sum.values)
-    if len(group_arrays) != len(memory):
-        raise ValueError(f"the result has {len(group_arrays)} arrays and not {len(memory)}")
-    for value, copied in zip(group_arrays, memory, strict=True):
-        if np.ma.isMaskedArray(value):
-            raise ValueError("the result has a masked array, and no sum leaves entries out")
-        array = np.asarray(value)
-        array_kind = f"{array.dtype} {array.shape}"
-        expected_kind = f"float64 {copied.shape}"
-        if array_kind != expected_kind:
-            raise ValueError(f"the result has an array of {array_kind} and not of {expected_kind}")
-        np.copyto(copied, array)
+    _copy_arrays(list(group_sum.values), memory)
     counts = {
         name: _whole_number(name, getattr(group_sum, name))
         for name in ("clients", "clipped", "zeroed", "not_finite", "examples")
@@ -163,6 +152,26 @@ def _checked_copy(
         loss_sum=loss_sum,
         examples=counts["examples"],
     )
+
+
+def _copy_arrays(group_arrays: Sequence[Any], memory: Sequence[np.ndarray]) -> None:
+    """Copies the arrays of a group's sum into `memory`.
+
+    Raises:
+      ValueError: an array has another type or shape than the one that it is copied to, or there are
+        more or fewer.
+    """
+    if len(group_arrays) != len(memory):
+        raise ValueError(f"the result has {len(group_arrays)} arrays and not {len(memory)}")
+    for value, copied in zip(group_arrays, memory, strict=True):
+        if np.ma.isMaskedArray(value):
+            raise ValueError("the result has a masked array, and no sum leaves entries out")
+        array = np.asarray(value)
+        array_kind = f"{array.dtype} {array.shape}"
+        expected_kind = f"float64 {copied.shape}"
+        if array_kind != expected_kind:
+            raise ValueError(f"the result has an array of {array_kind} and not of {expected_kind}")
+        np.copyto(copied, array)
 
 
 def _whole_number(name: str, value: Any) -> int:
