@@ -156,6 +156,24 @@ def test_the_number_of_trained_results_is_counted():
     assert f"{len(trained_results)} results come from small models on synthetic data" in README
 
 
+def test_the_docs_say_how_many_results_did_not_hold_at_their_first_setting():
+    """The numbers are counted from the Git history of docs/papers, which later results keep."""
+    sentence = docs_extension("verdicts").first_results()
+    assert sentence.startswith("14 of the 22 trained results did not hold at their first setting.")
+    assert "For 11 of these" in sentence
+    assert "A further 2 held at first" in sentence
+
+
+def test_the_expected_number_of_false_verdicts_is_that_of_judged_intervals(tmp_path):
+    """A clause without an interval rests on exact numbers or is not judged."""
+    clauses = [{"interval": [0.1, 0.2]}] * 30 + [{"interval": None}] * 50
+    for name in ("banded-figure-5", "banded-figure-12"):
+        (tmp_path / f"{name}.json").write_text(json.dumps({"clauses": clauses}))
+    sentence = docs_extension("verdicts").false_verdicts(tmp_path)
+    assert sentence.startswith("60 clauses are judged by a 95% interval")
+    assert "at most 1.5 of these verdicts" in sentence
+
+
 def test_accuracies_are_those_of_the_demo():
     """A slow test of tests/experiments/test_demo.py computes them again."""
     accuracies = json.loads((ROOT / "docs" / "images" / "demo.json").read_text())

@@ -48,7 +48,7 @@ def from_interval(text: str, *, low: float, high: float, evidence: str) -> Claus
         verdict = "reproduced"
     if high < 0:
         verdict = "contradicted"
-    return Clause(text=text, verdict=verdict, evidence=evidence, interval=(low, high))
+    return Clause(text=text, verdict=verdict, evidence=evidence, interval=(float(low), float(high)))
 
 
 def from_numbers(text: str, is_true: bool, evidence: str) -> Clause:

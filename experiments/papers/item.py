@@ -64,6 +64,7 @@ class Outcome:
       columns, rows: columns and rows of numbers.csv; by default those of the first panel.
       reduced: sizes that are smaller than in the paper; empty if none is.
       seeds: seeds of random draws; empty if there are none.
+      training_commits: commits of the code that trained the runs; empty if nothing trains.
       note: text under the figure.
     """
 
@@ -74,6 +75,7 @@ class Outcome:
     rows: Sequence[Sequence[Any]] = ()
     reduced: str = ""
     seeds: tuple[int, ...] = ()
+    training_commits: tuple[str, ...] = ()
     note: str = ""
 
     @property

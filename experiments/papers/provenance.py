@@ -16,12 +16,15 @@ from typing import Any
 
 from fedmf.experiments.papers.item import Item, Request
 from fedmf.experiments.papers.study_grid import Study
+from fedmf.files import write_atomically
 
 UNKNOWN = "unknown"
 # Number of digits of a short commit.
 _NUM_DIGITS = 8
 # The folders of the code from which results follow.
 _CODE_FOLDERS = ("fedmf", "tasks", "experiments")
+# File in the folder of a study, with the commits whose code has trained runs there.
+_TRAINING_COMMITS = "commits.txt"
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
@@ -44,6 +47,30 @@ def short_commit(commit: str) -> str:
     """Returns the commit of `code_commit` with 8 digits."""
     digits, plus, changes = commit.partition("+")
     return f"{digits[:_NUM_DIGITS]}{plus}{changes}"
+
+
+def add_training_commit(folder: pathlib.Path) -> None:
+    """Records in the folder of a study that the code of this process trains runs there."""
+    commits = list(_recorded_commits(folder))
+    commit = code_commit()
+    if commit not in commits:
+        write_atomically(
+            folder / _TRAINING_COMMITS, "".join(f"{line}\n" for line in [*commits, commit])
+        )
+
+
+def training_commits(folder: pathlib.Path) -> tuple[str, ...]:
+    """Returns the commits whose code has trained the runs of a study's folder.
+
+    Later code may judge and draw these runs again without training.
+    """
+    return _recorded_commits(folder) or (UNKNOWN,)
+
+
+def _recorded_commits(folder: pathlib.Path) -> tuple[str, ...]:
+    """Returns the lines of the file with the training commits, or none if there is no file."""
+    path = folder / _TRAINING_COMMITS
+    return tuple(path.read_text().splitlines()) if path.is_file() else ()
 
 
 def _git(root: pathlib.Path, *arguments: str) -> str | None:
@@ -147,8 +174,9 @@ def _history_entry(result: Mapping[str, Any]) -> dict[str, str]:
         f"{clause['text'].rstrip('.')}: {clause['verdict']} ({clause['evidence'].rstrip('.')})"
         for clause in result["clauses"]
     )
+    commits = result.get("training_commits", [result["commit"]])
     return {
-        "commit": short_commit(result["commit"]),
+        "commit": ", ".join(map(short_commit, commits)),
         "date": result["date"],
         "settings": result["reduced"] or f"scale {result['scale']}",
         "verdict": result["verdict"],
@@ -174,8 +202,8 @@ def check_shared_runs(items: Mapping[str, Item], results: Mapping[str, Mapping[s
             if first_value != second_value:
                 raise ValueError(
                     f"results of {first_name} and {second_name}, which share runs, differ in "
-                    f"{part} ({first_value}, {second_value}): compute both again with "
-                    f"`fedmf paper run {first_name} {second_name}`"
+                    f"{part.replace('_', ' ')} ({first_value}, {second_value}): compute both "
+                    f"again with `fedmf paper run {first_name} {second_name}`"
                 )
 
 
@@ -184,9 +212,9 @@ def _parts_in_common(
 ) -> Sequence[str]:
     """Returns the parts that have to be equal in the results of two items that train."""
     if is_same_grid:
-        return ("scale", "commit", "settings")
+        return ("scale", "commit", "training_commits", "settings")
     study = first_result.get("study")
     is_same_sweep = study is not None and study == second_result.get("study")
     if is_same_sweep and first_result["scale"] == second_result["scale"]:
-        return ("commit",)
+        return ("commit", "training_commits")
     return ()

@@ -68,7 +68,7 @@ def run(item: Item, request: Request) -> dict[str, Any]:
         "scale": request.scale,
         "reduced": outcome.reduced,
         "verdict": outcome.verdict,
-        "clauses": [dataclasses.asdict(part) for part in outcome.clauses],
+        "clauses": [_clause_fields(part) for part in outcome.clauses],
         "commit": commit,
         "study": provenance.study_name(item, request),
         "settings": provenance.settings_digest(item, request),
@@ -81,6 +81,8 @@ def run(item: Item, request: Request) -> dict[str, Any]:
         "fedmf": importlib.metadata.version("fedmf"),
         "command": command,
     }
+    if item.study is not None:
+        result["training_commits"] = list(outcome.training_commits)
     for name, content in (
         (NUMBERS, as_csv(table.columns, table.rows)),
         (PICTURE, picture),
@@ -88,6 +90,14 @@ def run(item: Item, request: Request) -> dict[str, Any]:
     ):
         write_atomically(request.folder / name, content, mode=0o600)
     return result
+
+
+def _clause_fields(part: clause.Clause) -> dict[str, Any]:
+    """Returns a clause as result.json has it."""
+    fields = dataclasses.asdict(part)
+    if part.interval is not None:
+        fields["interval"] = list(part.interval)
+    return fields
 
 
 def as_csv(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
@@ -247,6 +257,10 @@ def describe(item: Item, result: Mapping[str, Any] | None) -> Description:
     if "commit" in result:
         commit = provenance.short_commit(result["commit"])
         origin += f"; {result['date']}, code of commit {commit}"
+        training_commits = result.get("training_commits", [result["commit"]])
+        if training_commits != [result["commit"]]:
+            commits = ", ".join(map(provenance.short_commit, training_commits))
+            origin += f"; runs trained by the code of {commits}"
     verdict = _capitalized(result["verdict"])
     return Description(verdict, "", result["clauses"], result["reduced"], origin, True)
 

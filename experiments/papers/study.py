@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedmf.experiments.papers import study_check
+from fedmf.experiments.papers import provenance, study_check
 from fedmf.experiments.papers.item import ITEMS, Outcome, Request
 from fedmf.experiments.papers.study_check import Cost
 from fedmf.experiments.papers.study_grid import TUNING_SEED, Grid, Study
@@ -109,6 +109,7 @@ def judged(grid: Grid, judge: Judge, request: Request) -> Outcome:
         judge(scores, size),
         reduced="; ".join(reductions),
         seeds=(TUNING_SEED, *study.reported_seeds),
+        training_commits=provenance.training_commits(_folder(study, request)),
         note=simulation_note([run for score in scores for run in score.runs]),
     )
 
@@ -341,6 +342,7 @@ def _trained(
     names = dict(zip(configs, sweep_folder.in_folder(out, configs), strict=True))
     if any(sweep_folder.state(out, folder_name) != "finished" for folder_name in names.values()):
         check()
+        provenance.add_training_commit(out)
     training = sweep.SweepOptions(
         noise_seed="os",
         jobs=request.jobs,

@@ -54,6 +54,14 @@ def test_code_outside_a_checkout_has_no_commit(checkout, tmp_path_factory, monke
     assert provenance.code_commit(checkout) == "unknown"
 
 
+def test_a_folder_of_runs_has_the_commits_that_trained_there(tmp_path, monkeypatch):
+    assert provenance.training_commits(tmp_path) == ("unknown",)
+    for commit in ("a", "b", "b", "a"):
+        monkeypatch.setattr(provenance, "code_commit", lambda commit=commit: commit)
+        provenance.add_training_commit(tmp_path)
+    assert provenance.training_commits(tmp_path) == ("a", "b")
+
+
 def write_data(path, *, clients, seed):
     """Stands for a function that writes synthetic data."""
 
@@ -133,6 +141,7 @@ def result(**fields):
         "verdict": "inconclusive",
         "clauses": clauses,
         "commit": "0123456789",
+        "training_commits": ["0123456789"],
         "settings": "aa",
         "study": "a",
         "scale": "small",
@@ -186,9 +195,10 @@ def check(first, second, *, same_grid=True):
 @pytest.mark.parametrize(
     ("second", "message"),
     [
-        (result(commit="f"), r"differ in commit \(0123456789, f\): compute both again"),
+        (result(commit="f"), r"differ in commit \(0123456789, f\): compute both"),
         (result(settings="bb"), r"differ in settings \(aa, bb\)"),
         (result(scale="full"), r"differ in scale \(small, full\)"),
+        (result(training_commits=["f"]), "differ in training commits"),
     ],
 )
 def test_results_of_the_same_grid_have_the_same_origin(second, message):
@@ -224,6 +234,7 @@ def test_a_kept_result_that_is_judged_names_commit_and_settings(name):
     path = KEPT / f"{name}.json"
     kept_result = json.loads(path.read_text())
     if kept_result["verdict"] != "not judged":
-        assert {"commit", "settings", "date", "study"} <= kept_result.keys()
+        recorded = {"commit", "training_commits", "settings", "date", "study"}
+        assert recorded <= kept_result.keys()
     else:
         assert kept_result["history"]
