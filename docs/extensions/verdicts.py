@@ -43,7 +43,7 @@ def counts_by_source(folder: pathlib.Path = FOLDER) -> dict[str, collections.Cou
 
 def table(folder: pathlib.Path = FOLDER) -> str:
     """Returns the numbers as a table in Markdown, with a row for each paper."""
-    header = ["tables and figures of", *VERDICTS]
+    header = ["results (in part)", *VERDICTS]
     rows = [header, ["---"] * len(header)]
     for source, count_by_verdict in counts_by_source(folder).items():
         rows.append([_PAPERS[source], *(_cell(count_by_verdict, name) for name in VERDICTS)])
@@ -54,7 +54,7 @@ def _cell(count_by_verdict: Mapping[str, int], verdict: str) -> str:
     """Returns the number of items of a verdict, and how many of these have it in part."""
     num_in_part = count_by_verdict[verdict + clause.IN_PART]
     text = str(count_by_verdict[verdict])
-    return f"{text} ({num_in_part} in part)" if num_in_part else text
+    return f"{text} ({num_in_part})" if num_in_part else text
 
 
 def false_verdicts(folder: pathlib.Path = FOLDER) -> str:
