@@ -155,7 +155,7 @@ def choose_sampling() -> None:
     ]
     says(
         page,
-        "the smallest error of all schemes is {} of the dense encoder's error at epsilon 0.5, "
+        "the smallest error of all schemes is {} of the dense mechanism's error at epsilon 0.5, "
         "{} at 2, {} at 8, and {} at 16",
         *least,
     )
