@@ -15,6 +15,7 @@ from fedmf.experiments.papers.drawing import Line, Lines, heat_maps
 from fedmf.experiments.papers.error_tables import stamped_loss, stamped_row
 from fedmf.experiments.papers.fits import epochs, fit, sums_once
 from fedmf.experiments.papers.item import Outcome, Request, figure
+from fedmf.experiments.papers.lower_bounds import trace_norm_bound
 from fedmf.privacy.gaussian import gaussian_noise_multiplier
 
 # On CIFAR-10, each client takes part k = 20 times, b = 100 rounds apart.
@@ -341,8 +342,9 @@ def figure_14(request: Request) -> Outcome:
         "FFT, optimal decoder": np.array([error("optimal", int(i)) for i in n]),
         "lower bound (Henzinger et al.)": bound,
     }
+    drawn_series = series | {"lower bound (trace norm)": trace_norm_bound(n)}
     return Outcome(
-        [Lines(series, "rounds n", "mean squared error", x=n, column="n", log="xy")],
+        [Lines(drawn_series, "rounds n", "mean squared error", x=n, column="n", log="xy")],
         clauses=judge_figure_14(rounds=n, error_by_name=series),
     )
 

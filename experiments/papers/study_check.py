@@ -78,6 +78,7 @@ def check_runs(
         checked_task = task_of(config)
         if config.sampling is None:
             run_controller(checked_task.num_clients, config)
+        check_population(config, checked_task.num_clients)
 
     def check_plan(config: TrainConfig) -> None:
         """Raises an error if the run cannot begin with its plan."""
@@ -103,6 +104,29 @@ def check_runs(
     _check_all(check_cohorts, names_by_config)
     write_mechanisms()
     _check_all(check_plan, names_by_config)
+
+
+def check_population(config: TrainConfig, num_clients: int) -> None:
+    """Checks that the data has as many training clients as a run claims.
+
+    A run that simulates a larger cohort trains fewer clients than it claims, so that its own
+    cohorts can be sampled from a file with too few clients.
+
+    Raises:
+      ValueError: there are fewer; the message has both numbers.
+    """
+    cohort_size = config.claimed_cohort or config.cohort_size
+    participation = config.participation()
+    # Cohorts of `min_sep` consecutive rounds have no client in common, and no client takes part in
+    # more than `max_participations` rounds.
+    needed_for_separation = cohort_size * participation.min_sep
+    needed_for_rounds = -(-cohort_size * config.rounds // participation.max_participations)
+    needed = max(config.population or 0, needed_for_separation, needed_for_rounds)
+    if num_clients < needed:
+        raise ValueError(
+            f"the data has {num_clients:,} training clients and the claim needs {needed:,}: name "
+            "the paper's data in --data"
+        )
 
 
 def _check_all(

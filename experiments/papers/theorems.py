@@ -87,6 +87,42 @@ banded | Example F.2 | What sampling gains in Renyi privacy.
 banded | Example F.3 | What shuffling gains.
 banded | Alg. 8 | Multiplication by a banded matrix, a row at a time.
 banded | Alg. 9 | Multiplication by its inverse, a row at a time.
+slides | Thm. max error | The best max error is log(n) / pi and a constant; sqrt(n) if independent.
+slides | Thm. mean estimation | Stationary errors of independent noise and of the best noise.
+slides | Prop. mean estimation | nu = eta attains the best stationary error.
+slides | Thm. linear regression | The same with the dimension, or with the effective dimension.
+slides | Thm. learning rate | The same by learning rate, with damped anti-PGD between them.
+slides | Thm. finite time | Privacy errors after T steps at the best learning rate.
+slides | Thm. BLT | Sums of exponentials, rational functions and linear recurrences are the same.
+slides | Thm. approximation | Max error by the distance of a generating function to the square root.
+slides | Thm. Newman | Rational functions of degree d come within 3 exp(-sqrt d) of the root.
+"""
+# The slides number no statement. A statement is cited by the name of an item of the catalogue that
+# shows it, or by "slides, Thm. BLT".
+_SLIDES_ITEMS = {
+    "Thm. max error": "slides-max-error",
+    "Thm. mean estimation": "slides-mean-estimation",
+    "Prop. mean estimation": "slides-mean-estimation",
+    "Thm. linear regression": "slides-linear-regression",
+    "Thm. learning rate": "slides-learning-rate",
+    "Thm. finite time": "slides-finite-time",
+    "Thm. approximation": "slides-approximation",
+    "Thm. Newman": "slides-approximation",
+}
+# Each line has the source, the numbers of statements that nothing cites, and the reason.
+_UNCITED = """
+denisov | Prop. 2.1 | fedmf has a delta in every guarantee of Gaussian noise.
+denisov | Def. 3.1 | A definition for one epoch; a plan has a participation schema of its own.
+denisov | Prop. 4.1 | A bound for convex losses, in which the mechanism enters by its rmse alone.
+denisov | Claim D.1 | It is Thm. 2.1 for a stream, and that has a test.
+denisov | Prop. E.1, Prop. E.2, Prop. E.3, Prop. E.4, Prop. E.5, Lemma E.1, Lemma E.2, Lemma E.3 \
+  | A step of the proof of Thm. E.1, whose conclusion has a test.
+multi-epoch | Cor. 3.1 | fedmf has a solver of its own, whose certificates have tests.
+multi-epoch | Claim H.1 | A step of the proof of Thm. H.1, whose conclusion has a test.
+multi-epoch | Lemma I.1 | It shows that an optimum exists; a fit has a certificate instead.
+multi-epoch | Lemma I.2, Cor. I.1 | Algebra of the optimum from dual variables (Thm. 3.1).
+banded | Thm. 1 | The informal version of Thm. 4.
+banded | Problem 1 | Problem 2, which is solved, restricts it to bands of equal norm.
 """
 # Each entry is a pair: a pattern that matches the name of a paper in a text, and the paper's short
 # name. Other literature has the short name "".
@@ -118,13 +154,14 @@ _OF_CITATIONS = ("theorems.py", "test_theorems.py")
 
 
 class Statement(NamedTuple):
-    """Numbered statement of a paper, with its source (such as banded), its number, and what it
-    says.
+    """Numbered statement of a paper, with its source (such as banded), its number, what it says,
+    and why nothing cites it; "" if something does.
     """
 
     source: str
     number: str
     claim: str
+    why_uncited: str = ""
 
     @property
     def name(self) -> str:
@@ -132,10 +169,24 @@ class Statement(NamedTuple):
         return f"{self.source}-{re.sub(r'[. ]+', '-', self.number.lower())}"
 
 
-STATEMENTS = tuple(
-    Statement(*(field.strip() for field in line.split("|", 2)))
-    for line in _STATEMENTS.strip().splitlines()
-)
+def _reasons() -> dict[tuple[str, str], str]:
+    """Returns a mapping from (source, number) to the reason why nothing cites the statement."""
+    reasons: dict[tuple[str, str], str] = {}
+    for line in _UNCITED.replace("\\\n", "").strip().splitlines():
+        source, numbers, reason = (field.strip() for field in line.split("|"))
+        reasons |= {(source, number.strip()): reason for number in numbers.split(",")}
+    return reasons
+
+
+def _parse_statements() -> Iterator[Statement]:
+    """Yields the statements, with the reasons of those that nothing cites."""
+    reasons = _reasons()
+    for line in _STATEMENTS.strip().splitlines():
+        source, number, claim = (field.strip() for field in line.split("|", 2))
+        yield Statement(source, number, claim, reasons.get((source, number), ""))
+
+
+STATEMENTS = tuple(_parse_statements())
 
 
 def cited_in(text: str) -> Iterator[tuple[str, str, int]]:
@@ -159,6 +210,17 @@ def cited_in(text: str) -> Iterator[tuple[str, str, int]]:
             kind = _KINDS.get(match["kind"], match["kind"])
             line = text.count("\n", 0, match.start()) + 1
             yield source, f"{kind} {match['number']}", line
+
+
+def _slides_cited_in(text: str) -> Iterator[tuple[str, str, int]]:
+    """Yields the source, number and line of each citation of a statement of the slides."""
+    for statement in STATEMENTS:
+        if statement.source == "slides":
+            names = [f"slides, {statement.number}"]
+            if statement.number in _SLIDES_ITEMS:
+                names.append(f'"{_SLIDES_ITEMS[statement.number]}"')
+            for match in re.finditer("|".join(map(re.escape, names)), text):
+                yield statement.source, statement.number, text.count("\n", 0, match.start()) + 1
 
 
 def _source_of(match: re.Match[str], papers: Sequence[tuple[int, str]]) -> str:
@@ -190,7 +252,8 @@ def citations(folder: pathlib.Path) -> dict[tuple[str, str], list[str]]:
             if not name.endswith(".py") or name in _OF_CITATIONS:
                 continue
             path = pathlib.Path(parent, name)
-            for source, number, line in cited_in(path.read_text(encoding="utf-8")):
+            text = path.read_text(encoding="utf-8")
+            for source, number, line in (*cited_in(text), *_slides_cited_in(text)):
                 position = f"{path.relative_to(folder.parent)}:{line}"
                 positions.setdefault((source, number), []).append(position)
     return {key: sorted(cited_at) for key, cited_at in positions.items()}
@@ -220,7 +283,7 @@ def table() -> str:
     lines = ["| | says | in the code | checked by |", "|---|---|---|---|"]
     for statement, code, tests in cited_statements():
         claim = statement.claim.replace("|", "\\|")
-        places_text = files(code) or "nothing cites it"
+        places_text = files(code) or statement.why_uncited or "tests alone"
         title = f"{statement.source}, {statement.number}"
         lines.append(f"| {title} | {claim} | {places_text} | {files(tests)} |")
     return "\n".join(lines)

@@ -51,12 +51,16 @@ def list_items(as_json: bool) -> None:
     for statement, code, tests in cited_statements():
         citations = {"code": code, "tests": tests}
         citing_kinds = [kind for kind, files in citations.items() if files]
+        claim = statement.claim
         citation_state = "nothing cites it"
         if citing_kinds:
             citation_state = f"in {' and '.join(citing_kinds)}"
+        else:
+            claim += f" Why: {statement.why_uncited}"
         listed[statement.name] = {
             "state": citation_state,
-            "claim": statement.claim,
+            "claim": claim,
+            "why": statement.why_uncited,
             "made": False,
             **citations,
         }

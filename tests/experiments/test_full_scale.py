@@ -6,8 +6,15 @@ import pathlib
 
 import pytest
 
-from fedmf.experiments.papers import cifar, printed, printed_accuracies
+from fedmf.experiments.papers import (
+    ITEMS,
+    cifar,
+    printed,
+    printed_accuracies,
+    study_check,
+)
 from fedmf.experiments.papers import stackoverflow as grids
+from tests.refusals import refusal
 
 
 def configs_by_line(grid):
@@ -70,3 +77,45 @@ def test_tables_4_and_5_have_the_printed_accuracies_beside_ours():
     assert unmatched[:2] == [(*row, *[""] * 5) for row in ours[1:]]
     assert [row[3:5] for row in unmatched[2:4]] == [("", "0.22654"), ("", "0.22592")]
     assert len(unmatched) == 2 + 43
+
+
+@pytest.mark.parametrize(
+    ("num_clients", "accepted_by"),
+    [
+        (342_477, {"denisov", "schedules", "decays", "epochs", "divergence", "unnoised", "phones"}),
+        # One epoch of 100 clients a round needs 204,800.
+        (341_977, {"denisov", "decays"}),
+        (200_000, set()),
+    ],
+)
+def test_a_file_with_too_few_clients_for_the_claim_is_refused(num_clients, accepted_by):
+    for grid in ("denisov", "schedules", "decays", "epochs", "divergence", "unnoised", "phones"):
+        line_configs = configs_by_line(getattr(grids, grid)).values()
+        configs = [config for configs in line_configs for config in configs]
+        if grid in accepted_by:
+            for config in configs:
+                study_check.check_population(config, num_clients)
+        else:
+            with refusal(f"the data has {num_clients:,} training clients and the claim needs "):
+                for config in configs:
+                    study_check.check_population(config, num_clients)
+
+
+def test_a_simulated_cohort_needs_the_clients_that_it_claims():
+    """100 clients of 342 rounds could be sampled from 34,200 clients."""
+    config = configs_by_line(grids.phones)[grids.BANDED][0]
+    assert (config.cohort_size, config.claimed_cohort, config.min_sep) == (100, 1000, 342)
+    study_check.check_population(config, 342_000)
+    with refusal("341,999 training clients and the claim needs 342,000: name the paper's data"):
+        study_check.check_population(config, 341_999)
+
+
+@pytest.mark.parametrize("scale", ["tiny", "small"])
+def test_the_synthetic_data_of_a_study_have_the_clients_that_it_claims(scale, monkeypatch):
+    monkeypatch.setattr(cifar, "best_stamps", lambda kind, size: size.stamps[0])
+    monkeypatch.setattr(cifar, "best_bands", lambda size, epsilon: (2, True))
+    for grid in {id(item.study): item.study for item in ITEMS.values() if item.study}.values():
+        size = grid.sizes[scale]
+        num_clients = getattr(size, "population", None) or size.images
+        for _, _, config in grid(scale).configs(pathlib.Path("data"), pathlib.Path("folder")):
+            study_check.check_population(config, num_clients)

@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import json
 import pathlib
+import shutil
 
 import numpy as np
 import pytest
@@ -27,6 +28,7 @@ from fedmf.tasks import data_file, example_proto
 from fedmf.tasks.cifar10 import synthetic
 from tests.cli.program import refused
 from tests.refusals import refusal
+from tests.tasks.data_files import execute
 
 USERS, IMAGES = 342_477, 50_000
 STUDIES = {id(item.study): item.study for item in ITEMS.values() if item.study is not None}
@@ -164,6 +166,19 @@ def test_167_clients_do_not_last_for_2052_rounds(tmp_path, data, monkeypatch):
         rf"too large: {USERS} clients"
     ):
         study.dry_run(made, asked(tmp_path, data, made))
+
+
+@pytest.mark.slow
+@pytest.mark.tensorflow
+def test_a_dry_run_notices_a_file_with_500_users_too_few(tmp_path, data, monkeypatch):
+    """Cohorts of 100 that simulate 1000 could be sampled, and no mechanism is fitted before."""
+    path = pathlib.Path(shutil.copy(data["stackoverflow_nwp"], tmp_path / "fewer.sqlite"))
+    first_500 = "split_name = 'train' AND CAST(client_id AS INT) < 500"
+    execute(path, f"DELETE FROM client_metadata WHERE {first_500}")
+    monkeypatch.setattr(stackoverflow, "optimum", pytest.fail)
+    made = stackoverflow.phones("full")
+    with refusal(f"the data has {USERS - 500:,} training clients and the claim needs 342,000"):
+        study.dry_run(made, asked(tmp_path, {"stackoverflow_nwp": path}, made))
 
 
 @pytest.mark.parametrize("done", [False, True])

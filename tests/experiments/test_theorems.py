@@ -28,12 +28,25 @@ def test_other_literature_is_left_out():
 
 def test_every_citation_is_of_a_statement_and_what_the_code_rests_on_has_a_test():
     assert len({(s.source, s.number) for s in STATEMENTS}) == len(STATEMENTS) > 50
-    rested_on = {s.name: tests for s, code, tests in cited_statements() if code}
+    # The slides' statements are shown by items, which test_items.py makes.
+    numbered = [cited for cited in cited_statements() if cited[0].source != "slides"]
+    rested_on = {s.name: tests for s, code, tests in numbered if code}
     assert len(rested_on) > 30
     assert [name for name, tests in rested_on.items() if not tests] == []
 
 
-def test_what_nothing_cites_is_listed_as_such():
+def test_a_statement_that_nothing_cites_has_a_reason_and_no_other_has():
+    for statement, code, tests in cited_statements():
+        assert bool(code or tests) != bool(statement.why_uncited), statement
+
+
+def test_the_slides_statements_are_cited_by_the_items_that_show_them():
+    cited = {s.number: code for s, code, _ in cited_statements() if s.source == "slides"}
+    assert len(cited) == 9
+    assert any("experiments/papers/slides" in place for place in cited["Thm. max error"])
+
+
+def test_what_nothing_cites_is_listed_with_its_reason():
     text = table()
     assert "test_theorems.py" not in text
     _, _, *rows = text.splitlines()
@@ -41,4 +54,4 @@ def test_what_nothing_cites_is_listed_as_such():
     (theorem,) = (row for row in rows if row.startswith("| banded, Thm. 2 |"))
     assert "`fedmf/participation/round_sets.py`" in theorem
     (lemma,) = (row for row in rows if row.startswith("| multi-epoch, Lemma I.1 |"))
-    assert "nothing cites it" in lemma
+    assert "It shows that an optimum exists" in lemma
