@@ -5,6 +5,7 @@
 from fedmf.experiments.papers import (  # noqa: F401 (each declares its items)
     band_ratios,
     banded,
+    blt,
     cifar,
     denisov,
     error_tables,

@@ -187,4 +187,11 @@ slides-production-model | Production model | not reproducible
     Why: Its data are a company's and not public.
 fedmf-schemes | Sampling schemes | 600 2400
     Random allocation needs less noise than Poisson sampling at every epsilon.
+fedmf-blt | BLT and TreeAgg | 10 100
+    Under min-sep participation BLT has less error than TreeAgg and nearly that of banded
+    matrices, and it is robust to other min-seps and numbers of rounds than those that it is
+    optimised for (McMahan, Xu and Zhang 2024).
+fedmf-blt-trained | BLT and TreeAgg, trained | 2000
+    Trained on StackOverflow, BLT is more accurate than TreeAgg and as accurate as banded
+    matrices (McMahan, Xu and Zhang 2024).
 """

@@ -245,7 +245,7 @@ class Description(NamedTuple):
 def describe(item: Item, result: Mapping[str, Any] | None) -> Description:
     """Returns the words about an item and its result, if there is one."""
     state = _capitalized(item.state)
-    if result is None and item.why:
+    if result is None and item.make is None:
         return Description(state, item.why, (), "", "", False)
     if result is None:
         return Description("No result here", "", (), "", f"`fedmf paper run {item.name}`", False)

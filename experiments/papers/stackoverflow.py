@@ -1,6 +1,6 @@
 """Studies (grids of runs) of the StackOverflow experiments: Figures 2, 3 and 6 of Denisov et al.
 2022; Figures 3 and 10 to 12 of the multi-epoch paper; Figures 1 (b), 5 (a) and 12 of the banded
-paper.
+paper; and BLT (arXiv:2408.08868).
 
 At the paper's size a study has the settings that the paper prints. A smaller `Size` has the same
 lines.
@@ -46,6 +46,7 @@ UNNOISED = "no noise"
 # Names of lines in Tables 4 to 7 of the banded paper.
 SGD, SINGLE, TREE = "DP-SGD", "Single-epoch MF", "Optimal TreeAgg"
 MULTI, BANDED = "Multi-epoch MF", "Band MF"
+BLT = "BLT"
 NU = "nu-DP-FTRL"
 # These server learning rates range from the best one of DP-SGD at epsilon 1 to the best one of the
 # best mechanism at epsilon 16 (Table 6 of the banded paper).
@@ -366,6 +367,29 @@ def phones(size: Size) -> Study:
     cohort = _cohort(size, size.cohort) | {"claimed_cohort": None}
     unnoised_fields = separation_fields | cohort | {"family": "none", "server_learning_rate": rates}
     return _banded("phones", size, [*study_parts, (UNNOISED, unnoised_fields)])
+
+
+@sized(SIZES, **sizes.BLT)
+def blt(size: Size) -> Study:
+    """Returns the study of McMahan, Xu and Zhang 2024 (arXiv:2408.08868), where a client takes part
+    at least 342 rounds apart.
+
+    Its settings are those of `phones`. At the paper's size BLT has the learning rates that the
+    banded paper tuned for BandMF.
+    """
+    lines: dict[str, Fields] = {
+        BLT: {"family": "blt"},
+        TREE: {"family": "tree", "decoder": "full"},
+        BANDED: {"family": "banded", "bands": size.epoch},
+    }
+    study_parts = []
+    for line, fields in lines.items():
+        tuned_line = BANDED if line == BLT else line
+        for epsilon in size.epsilons_banded:
+            fields = fields | {"schema": "min_sep", "min_sep": size.epoch}
+            part = _banded_part(size, printed.BANDED_TABLE_6, tuned_line, fields, epsilon)
+            study_parts.append((line, part[1]))
+    return _banded("blt", size, study_parts)
 
 
 @sized(SIZES, **sizes.CENTRE)

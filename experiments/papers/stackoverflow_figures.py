@@ -258,6 +258,13 @@ def nu_figure(scores: Sequence[Score], size: Size) -> Outcome:
     return accuracy.judged(scores, clauses)
 
 
+@trained(grids.blt, "fedmf-blt-trained")
+def blt_trained(scores: Sequence[Score], size: Size) -> Outcome:
+    """Judges whether BLT is as accurate as BandMF, and more accurate than TreeAgg."""
+    clauses = compare.match_at_every_epsilon(scores, grids.BLT, grids.BANDED, grids.TREE)
+    return accuracy.judged(scores, clauses)
+
+
 @trained(grids.phones, "banded-figure-12")
 def banded_12(scores: Sequence[Score], size: Size) -> Outcome:
     """Draws the validation accuracy by round of the best settings of Figure 5 (a), and judges its

@@ -231,6 +231,7 @@ NU: Fields = CENTRE | {"epsilons_banded": (2.0, 4.0, 8.0), "repeats": 8}
 # In the study PHONES each run is repeated with more seeds, because the accuracies of BandMF and the
 # dense optimum differ by half a point only.
 PHONES: Fields = {"repeats": 12}
+BLT: Fields = PHONES
 
 
 def reduced(size: Size, once: bool) -> str:

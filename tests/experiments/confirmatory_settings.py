@@ -38,6 +38,7 @@ SECONDS_PER_RUN = {
     "stackoverflow-unnoised": 14.0,
     "stackoverflow-divergence": 25.0,
     "stackoverflow-phones": 12.0,
+    "stackoverflow-blt": 12.0,
     "stackoverflow-centre": 12.0,
     "stackoverflow-nu": 12.0,
     "cifar-multi-epoch": 17.0,

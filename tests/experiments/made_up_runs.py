@@ -12,6 +12,7 @@ from fedmf.privacy.gaussian import gaussian_epsilon
 FAMILIES = {
     "dense": 0.70,
     "banded": 0.85,
+    "blt": 0.83,
     "toeplitz": 0.69,
     "tree": 0.55,
     "identity": 0.30,

@@ -33,7 +33,7 @@ SLOW = set(
     "denisov-figure-1 denisov-figure-5 denisov-table-2 multi-epoch-figure-4 multi-epoch-figure-6 "
     "multi-epoch-figure-13 multi-epoch-table-1 banded-figure-6 banded-figure-9 banded-figure-11 "
     "banded-sec-6 banded-table-2 banded-table-3 banded-table-5 banded-table-6 banded-table-7 "
-    "slides-finite-time fedmf-schemes".split()
+    "slides-finite-time fedmf-schemes fedmf-blt".split()
 )
 
 
@@ -48,6 +48,7 @@ NOT_AT_TINY = {
     "banded-table-4": ("0.65293",),
     "slides-max-error": ("32 bands",),
     "slides-finite-time": ("T to the -1 ", "T to the -2 ", "with a larger power of T"),
+    "fedmf-blt": ("min-sep 6 and used at 32", "min-sep 12 and used at 32", "and used at 6 "),
 }
 
 

@@ -11,6 +11,7 @@ from fedmf.experiments.papers import (
     ITEMS,
     band_ratios,
     banded,
+    blt,
     cells,
     denisov,
     error_tables,
@@ -144,6 +145,27 @@ LARGER = {
             },
         },
     ),
+    "fedmf-blt": (
+        blt.judge_blt_and_tree,
+        {
+            "min_seps": [100, 342, 1000],
+            "rmse_by_name": {
+                blt.TREE: np.array([37.0, 12.5, 7.7]),
+                blt.BLT: np.array([22.0, 9.2, 5.53]),
+                blt.BANDED: np.array([20.5, 8.6, 5.57]),
+                blt.TOEPLITZ: np.array([20.8, 8.8, 5.43]),
+            },
+            "max_error_by_name": {
+                blt.TREE: np.array([44.8, 15.2, 9.3]),
+                blt.BLT: np.array([27.8, 10.7, 6.1]),
+                blt.TOEPLITZ: np.array([26.5, 10.4, 5.9]),
+            },
+            "transfers": [
+                blt.Transfer(2052, 342, 2052, 100, 23.8, 22.0, 37.0),
+                blt.Transfer(2052, 342, 4104, 342, 16.1, 16.0, 25.0),
+            ],
+        },
+    ),
     "slides-finite-time": (
         slides_training.judge_finite_time,
         {
@@ -184,6 +206,13 @@ def test_a_rate_of_any_other_power_is_contradicted():
     errors = {**inputs["errors_by_name"], "ftrl": flat}
     verdicts = [clause.verdict for clause in judge(**{**inputs, "errors_by_name": errors})]
     assert verdicts[:3] == ["reproduced", "contradicted", "reproduced"]
+
+
+def test_a_blt_that_is_better_than_treeagg_and_loses_half_of_the_lead_is_not_robust():
+    judge, inputs = LARGER["fedmf-blt"]
+    far_transfer = blt.Transfer(2052, 1000, 2052, 100, 29.5, 22.0, 37.0)
+    clauses = judge(**{**inputs, "transfers": [*inputs["transfers"], far_transfer]})
+    assert [part.verdict for part in clauses] == [*["reproduced"] * 7, "contradicted"]
 
 
 def test_a_baseline_that_was_stopped_early_does_not_decide_on_two_orders_of_magnitude():
