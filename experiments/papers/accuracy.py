@@ -1,4 +1,4 @@
-"""Figures and tables from the scores of a study: test accuracy with intervals over seeds."""
+"""Figures and tables of the test accuracy of trained runs, with intervals over seeds."""
 
 import math
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ LEVEL = 0.95
 
 
 def interval(values: Sequence[float] | np.ndarray) -> tuple[float, float, float]:
-    """Returns the mean of some values, and a bootstrap interval for the mean with confidence
+    """Returns the mean of `values`, and a bootstrap interval for the mean with confidence
     `LEVEL`.
 
     The ends of the interval are percentiles of resampled means. For few values the percentiles are
@@ -36,12 +36,12 @@ def interval(values: Sequence[float] | np.ndarray) -> tuple[float, float, float]
     """
     x = np.asarray(values, float)
     n = len(x)
-    tail = 0.0
+    tail_probability = 0.0
     if n > 1:
-        student = scipy.stats.t.ppf((1 + LEVEL) / 2, n - 1)
-        tail = scipy.stats.norm.cdf(-math.sqrt(n / (n - 1)) * student)
+        t_quantile = scipy.stats.t.ppf((1 + LEVEL) / 2, n - 1)
+        tail_probability = scipy.stats.norm.cdf(-math.sqrt(n / (n - 1)) * t_quantile)
     resampled_means = x[np.random.default_rng(0).integers(0, n, (_RESAMPLES, n))].mean(1)
-    low, high = np.quantile(resampled_means, [tail, 1 - tail])
+    low, high = np.quantile(resampled_means, [tail_probability, 1 - tail_probability])
     return float(x.mean()), float(low), float(high)
 
 
@@ -58,13 +58,13 @@ def judged(scores: Sequence[Score], clauses: Sequence[Clause]) -> Outcome:
 
 def row(score: Score) -> dict[str, Any]:
     """Returns a score as a row of numbers.csv."""
-    test = score.test
+    test_accuracies = score.test
     config = score.best
     final_values = [final_metric(run, "validation") for run in score.runs]
-    validation = [value for value in final_values if value is not None]
-    test_std = test.std(ddof=1) if len(test) > 1 else 0.0
-    validation_mean = np.mean(validation) if validation else math.nan
-    mean, low, high = interval(test)
+    finite_validations = [value for value in final_values if value is not None]
+    test_std = test_accuracies.std(ddof=1) if len(test_accuracies) > 1 else 0.0
+    validation_mean = np.mean(finite_validations) if finite_validations else math.nan
+    mean, low, high = interval(test_accuracies)
     return {
         "line": score.line,
         "epsilon": score.epsilon,
@@ -74,13 +74,13 @@ def row(score: Score) -> dict[str, Any]:
         "client rate": config.client_learning_rate,
         "momentum": config.server_momentum,
         "bands": config.bands,
-        "seeds": len(test),
+        "seeds": len(test_accuracies),
         "test mean": mean,
         "test low": low,
         "test high": high,
         "test std": test_std,
-        "test min": test.min(),
-        "test max": test.max(),
+        "test min": test_accuracies.min(),
+        "test max": test_accuracies.max(),
         "validation mean": validation_mean,
         "zeroed updates": sum(r["zeroed"] for run in score.runs for r in run.metrics),
         "diverged runs": sum(map(diverged, score.runs)),
@@ -133,22 +133,28 @@ def _setting_row(
     config = runs[0].config
     test_values = [final_metric(run, "test") for run in runs]
     epsilon = config.epsilon or runs[0].plan["epsilon"] or math.inf
-    values = [line, epsilon, rate]
+    row_values = [line, epsilon, rate]
     smoothed_accuracies = [validation_of(run, smoothed_over) for run in runs]
     for metric_values in (
         smoothed_accuracies,
         [value for value in test_values if value is not None],
     ):
-        x = np.array(metric_values or [math.nan])
-        spread = x.std(ddof=1) if len(x) > 1 else 0.0
-        values += [len(metric_values), x.mean(), spread, x.min(), x.max()]
-    return dict(zip(SETTING_COLUMNS, values, strict=True))
+        metric_array = np.array(metric_values or [math.nan])
+        standard_deviation = metric_array.std(ddof=1) if len(metric_array) > 1 else 0.0
+        row_values += [
+            len(metric_values),
+            metric_array.mean(),
+            standard_deviation,
+            metric_array.min(),
+            metric_array.max(),
+        ]
+    return dict(zip(SETTING_COLUMNS, row_values, strict=True))
 
 
 def diverged(run: Run) -> bool:
     """Returns whether a run's last validation loss is above its first, or not finite."""
-    losses = [row["validation"]["loss"] for row in run.metrics if "validation" in row]
-    return not losses[-1] <= losses[0]
+    validation_losses = [row["validation"]["loss"] for row in run.metrics if "validation" in row]
+    return not validation_losses[-1] <= validation_losses[0]
 
 
 def over_epsilon(scores: Sequence[Score]) -> list[Lines]:
@@ -164,8 +170,8 @@ def over_epsilon(scores: Sequence[Score]) -> list[Lines]:
         line_scores.sort(key=lambda score: score.epsilon)
         intervals = np.array([interval(score.test) for score in line_scores]).T
         series[line] = Line([score.epsilon for score in line_scores], *intervals)
-    ticks = sorted({round(s.epsilon, 2) for s in scores if math.isfinite(s.epsilon)})
-    return [Lines(series, "epsilon", "test accuracy", log="x", ticks=ticks, percent=True)]
+    epsilon_ticks = sorted({round(s.epsilon, 2) for s in scores if math.isfinite(s.epsilon)})
+    return [Lines(series, "epsilon", "test accuracy", log="x", ticks=epsilon_ticks, percent=True)]
 
 
 def levels(scores: Sequence[Score]) -> list[Lines]:
@@ -192,18 +198,20 @@ def by_round(
       decay: round of a vertical line, at which the learning rate begins to fall.
     """
     panels: dict[float, dict[str, Line]] = {}
-    rows = []
+    table_rows = []
     for score in scores:
         curves = [validation_curve(run) for run in score.runs]
         for run, curve in zip(score.runs, curves, strict=True):
-            rate = score.best.server_learning_rate
-            setting = (score.line, score.epsilon, rate, run.config.seed)
+            server_rate = score.best.server_learning_rate
+            setting = (score.line, score.epsilon, server_rate, run.config.seed)
             for t, value in zip(*curve, strict=True):
-                rows.append((*setting, int(t), float(value)))
-        rounds = curves[0][0]
+                table_rows.append((*setting, int(t), float(value)))
+        validated_rounds = curves[0][0]
         values_by_round = np.array([values for _, values in curves]).T
         intervals = np.array([interval(values) for values in values_by_round])
-        line = Line(rounds[rounds >= first], *intervals[rounds >= first].T)
+        line = Line(
+            validated_rounds[validated_rounds >= first], *intervals[validated_rounds >= first].T
+        )
         panels.setdefault(score.epsilon, {})[score.line] = line
     figure: list[Lines] = []
     for epsilon, series in panels.items():
@@ -219,6 +227,6 @@ def by_round(
         )
     return {
         "columns": ("line", "epsilon", "server rate", "seed", "round", "validation accuracy"),
-        "rows": rows,
+        "rows": table_rows,
         "figure": figure,
     }

@@ -1,5 +1,5 @@
-"""Figures 4 and 9 of Choquette-Choo et al. 2023 (banded matrix factorization), which compare the
-errors of three mechanisms over epsilon.
+"""Figures 4 and 9 of the paper on banded matrix factorization, which compare the errors of three
+mechanisms over epsilon (Choquette-Choo et al. 2023).
 """
 
 from collections.abc import Mapping, Sequence
@@ -41,31 +41,31 @@ def figure_4(request: Request) -> Outcome:
     rounds, epsilons = request.pick(
         (16, (0.25, 1.0, 8.0)), (256, (2.0**-5, 0.25, 1.0, 4.0, 16.0)), (1024, all_epsilons)
     )
-    numbers = tuple(2**i for i in range(rounds.bit_length()))
-    sweep_results = sweep(rounds=rounds, delta=DELTA, epsilons=epsilons, epochs=numbers)
+    epoch_counts = tuple(2**i for i in range(rounds.bit_length()))
+    sweep_results = sweep(rounds=rounds, delta=DELTA, epsilons=epsilons, epochs=epoch_counts)
     workload = fedmf.prefix_sum(rounds)
     dense_noise = []
-    for k in numbers:
+    for k in epoch_counts:
         say(f"fitting the dense optimum of {k} epochs")
-        order = epochs(rounds, k)
-        mechanism = fit(workload, order, "dense", tolerance=1e-3)
-        dense_noise.append(fedmf.rmse(mechanism, workload, order))
-    noise = [gaussian_noise_multiplier(epsilon, DELTA) for epsilon in epsilons]
-    rmse = {
-        DP_SGD: sweep_results.rmse[:, :, 0] / numbers,
-        MULTI_EPOCH: np.outer(noise, dense_noise) / numbers,
-        BAND_MF: sweep_results.rmse.min(axis=-1) / numbers,
+        fixed_order = epochs(rounds, k)
+        mechanism = fit(workload, fixed_order, "dense", tolerance=1e-3)
+        dense_noise.append(fedmf.rmse(mechanism, workload, fixed_order))
+    noise_multipliers = [gaussian_noise_multiplier(epsilon, DELTA) for epsilon in epsilons]
+    rmse_by_name = {
+        DP_SGD: sweep_results.rmse[:, :, 0] / epoch_counts,
+        MULTI_EPOCH: np.outer(noise_multipliers, dense_noise) / epoch_counts,
+        BAND_MF: sweep_results.rmse.min(axis=-1) / epoch_counts,
     }
     return Outcome(
-        _ratios_and_errors(epsilons, numbers, rmse),
+        _ratios_and_errors(epsilons, epoch_counts, rmse_by_name),
         clauses=judge_figure_4(
-            epsilons=np.array(epsilons), bands=sweep_results.best, rmse_by_name=rmse
+            epsilons=np.array(epsilons), bands=sweep_results.best, rmse_by_name=rmse_by_name
         ),
-        columns=("epsilon", "epochs", *rmse, "bands"),
+        columns=("epsilon", "epochs", *rmse_by_name, "bands"),
         rows=[
-            (epsilon, k, *(y[i, j] for y in rmse.values()), int(sweep_results.best[i, j]))
+            (epsilon, k, *(y[i, j] for y in rmse_by_name.values()), int(sweep_results.best[i, j]))
             for i, epsilon in enumerate(epsilons)
-            for j, k in enumerate(numbers)
+            for j, k in enumerate(epoch_counts)
         ],
         reduced=f"n = {rounds} in place of 1024 and {len(epsilons)} epsilons"
         if rounds < 1024
@@ -79,18 +79,20 @@ def _ratios_and_errors(
     """Draws two heat maps of ratios over epochs and epsilon, and lines at epsilon 1."""
     drawing = blank(3.3)
     axes = drawing.subplots(1, 3)
-    ratios = {
+    ratio_by_title = {
         f"(a) {MULTI_EPOCH} / {DP_SGD}": rmse[MULTI_EPOCH] / rmse[DP_SGD],
         f"(b) {BAND_MF} / {DP_SGD}": rmse[BAND_MF] / rmse[DP_SGD],
     }
-    norm = ratio_norm(list(ratios.values()))
-    for ax, (title, matrix) in zip(axes, ratios.items(), strict=False):
-        draw_ratios(ax, matrix, norm, title=title, x=("epochs", numbers), y=("epsilon", epsilons))
-    draw_ratio_bar(drawing, axes[:2], norm)
-    row = epsilons.index(1.0)
+    color_scale = ratio_norm(list(ratio_by_title.values()))
+    for ax, (title, matrix) in zip(axes, ratio_by_title.items(), strict=False):
+        draw_ratios(
+            ax, matrix, color_scale, title=title, x=("epochs", numbers), y=("epsilon", epsilons)
+        )
+    draw_ratio_bar(drawing, axes[:2], color_scale)
+    epsilon_index = epsilons.index(1.0)
     for i, (name, errors) in enumerate(rmse.items()):
-        style = {"color": COLORS[i], "marker": MARKS[i], "markersize": 3.5}
-        axes[2].plot(numbers, errors[row], label=name, linewidth=1.2, **style)
+        line_style = {"color": COLORS[i], "marker": MARKS[i], "markersize": 3.5}
+        axes[2].plot(numbers, errors[epsilon_index], label=name, linewidth=1.2, **line_style)
     axes[2].set(xlabel="epochs", xscale="log", yscale="log")
     axes[2].set_title("(c) rmse, epsilon 1", fontsize=7.5)
     axes[2].yaxis.set_minor_formatter(NullFormatter())
@@ -102,7 +104,8 @@ def _ratios_and_errors(
 def judge_figure_4(
     *, epsilons: np.ndarray, bands: np.ndarray, rmse_by_name: Mapping[str, np.ndarray]
 ) -> list[Clause]:
-    """Judges Figure 4 by the rmse of three mechanisms, each float64 (epsilons, epochs).
+    """Judges Figure 4 of the banded paper by the rmse of three mechanisms, each float64 (epsilons,
+    epochs).
 
     `bands` has the best number of bands of each setting. The epochs of the last column are as many
     as the rounds.
@@ -174,33 +177,37 @@ def figure_9(request: Request) -> Outcome:
         tuple(2.0 ** (i / 2) for i in range(-4, 11)),
     )
     is_tiny = request.scale == "tiny"
-    cohort = 500
+    cohort_size = 500
     delta = 1e-5
     n, b, size = (80, 4, 2000) if is_tiny else (2000, 100, 50_000)
     candidates = [c for c in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 100) if c <= b]
     workload, single = sums_once(n)
-    order = epochs(n, n // b)
-    errors = np.empty((len(candidates), len(epsilons)))
+    fixed_order = epochs(n, n // b)
+    banded_errors = np.empty((len(candidates), len(epsilons)))
     for i, bands in enumerate(candidates):
         say(f"{bands} bands")
-        probability = min(1.0, bands * cohort / size)
-        compositions = -(-n // bands)
-        noise = noise_curve(epsilons, delta, probability=probability, compositions=compositions)
+        probability = min(1.0, bands * cohort_size / size)
+        num_compositions = -(-n // bands)
+        noise_multipliers = noise_curve(
+            epsilons, delta, probability=probability, compositions=num_compositions
+        )
         mechanism = fit(workload, single, "banded", bands=bands)
-        errors[i] = noise * fedmf.rmse(mechanism, workload, single)
-    dense_rmse = fedmf.rmse(fit(workload, order, "dense", tolerance=2e-3), workload, order)
+        banded_errors[i] = noise_multipliers * fedmf.rmse(mechanism, workload, single)
+    dense_rmse = fedmf.rmse(
+        fit(workload, fixed_order, "dense", tolerance=2e-3), workload, fixed_order
+    )
     dense_errors = dense_rmse * np.array([gaussian_noise_multiplier(e, delta) for e in epsilons])
-    ratios = {
-        f"{BAND_MF} / {DP_SGD}": errors / errors[0],
-        f"{BAND_MF} / {MULTI_EPOCH}": errors / dense_errors,
+    ratio_by_title = {
+        f"{BAND_MF} / {DP_SGD}": banded_errors / banded_errors[0],
+        f"{BAND_MF} / {MULTI_EPOCH}": banded_errors / dense_errors,
     }
-    over_sgd, over_mf = (matrix.min(axis=0) for matrix in ratios.values())
-    bands_of = [candidates[i] for i in errors.argmin(axis=0)]
+    over_sgd, over_mf = (matrix.min(axis=0) for matrix in ratio_by_title.values())
+    best_bands = [candidates[i] for i in banded_errors.argmin(axis=0)]
     return Outcome(
-        _ratios_by_bands(ratios, epsilons, candidates),
+        _ratios_by_bands(ratio_by_title, epsilons, candidates),
         clauses=judge_figure_9(epsilons=np.array(epsilons), over_sgd=over_sgd, over_mf=over_mf),
-        columns=("epsilon", "bands", *ratios),
-        rows=list(zip(epsilons, bands_of, over_sgd, over_mf, strict=True)),
+        columns=("epsilon", "bands", *ratio_by_title),
+        rows=list(zip(epsilons, best_bands, over_sgd, over_mf, strict=True)),
         reduced="n = 80" if is_tiny else "",
     )
 
@@ -213,13 +220,23 @@ def _ratios_by_bands(
     """
     drawing = blank(3.4)
     axes = drawing.subplots(1, 2)
-    norm = ratio_norm(list(ratios.values()))
+    color_scale = ratio_norm(list(ratios.values()))
     for ax, (title, matrix) in zip(axes, ratios.items(), strict=True):
-        draw_ratios(ax, matrix, norm, title=title, x=("epsilon", epsilons), y=("bands", candidates))
-        columns = np.flatnonzero(matrix.min(axis=0) < 1 - 1e-9)
-        rows = matrix.argmin(axis=0)[columns]
-        ax.plot(columns, rows, "*", color=YELLOW, markeredgecolor=INK, markersize=8, linestyle="")
-    draw_ratio_bar(drawing, axes, norm)
+        draw_ratios(
+            ax, matrix, color_scale, title=title, x=("epsilon", epsilons), y=("bands", candidates)
+        )
+        improved_columns = np.flatnonzero(matrix.min(axis=0) < 1 - 1e-9)
+        best_rows = matrix.argmin(axis=0)[improved_columns]
+        ax.plot(
+            improved_columns,
+            best_rows,
+            "*",
+            color=YELLOW,
+            markeredgecolor=INK,
+            markersize=8,
+            linestyle="",
+        )
+    draw_ratio_bar(drawing, axes, color_scale)
     return drawing
 
 
@@ -236,9 +253,9 @@ def judge_figure_9(
     is_better = over_sgd < 1 - 1e-9
     # The ratio of the error to that of multi-epoch MF rises with epsilon. The crossing is the
     # epsilon at which the ratio is 1, interpolated between the epsilons that were tried.
-    crossing = float(np.exp(np.interp(0.0, np.log(over_mf), np.log(epsilons))))
-    is_small = epsilons <= float(CROSSING)
-    listed = ", ".join(f"{r:.3g} at {e:.3g}" for e, r in zip(epsilons, over_mf, strict=True))
+    crossing_epsilon = float(np.exp(np.interp(0.0, np.log(over_mf), np.log(epsilons))))
+    is_below_crossing = epsilons <= float(CROSSING)
+    ratios_text = ", ".join(f"{r:.3g} at {e:.3g}" for e, r in zip(epsilons, over_mf, strict=True))
     return [
         from_numbers(
             "BandMF, which is never worse than DP-SGD because one band is DP-SGD, is strictly "
@@ -249,12 +266,12 @@ def judge_figure_9(
         ),
         from_numbers(
             f"BandMF has less error than multi-epoch MF at every epsilon up to {CROSSING}.",
-            bool((over_mf[is_small] < 1).all()),
-            f"ratios by epsilon: {listed}",
+            bool((over_mf[is_below_crossing] < 1).all()),
+            f"ratios by epsilon: {ratios_text}",
         ),
         from_numbers(
             f"Above epsilon {CROSSING} (rounded) multi-epoch MF has less error.",
-            printed.agrees(crossing, CROSSING),
-            f"the errors are equal at epsilon {crossing:.1f}",
+            printed.agrees(crossing_epsilon, CROSSING),
+            f"the errors are equal at epsilon {crossing_epsilon:.1f}",
         ),
     ]

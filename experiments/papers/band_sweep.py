@@ -62,18 +62,20 @@ def sweep(
       epochs: numbers of epochs k, which are powers of two up to rounds.
     """
     workload, single = sums_once(rounds)
-    bands = tuple(b for i in range(rounds.bit_length()) if (b := 2**i) * min(epochs) <= rounds)
-    noise = np.full((len(epsilons), len(epochs), len(bands)), np.inf)
-    error = np.empty(len(bands))
-    for i, b in enumerate(bands):
+    band_counts = tuple(
+        b for i in range(rounds.bit_length()) if (b := 2**i) * min(epochs) <= rounds
+    )
+    noise_multipliers = np.full((len(epsilons), len(epochs), len(band_counts)), np.inf)
+    banded_rmse = np.empty(len(band_counts))
+    for i, b in enumerate(band_counts):
         say(f"fitting {b} bands")
-        error[i] = fedmf.rmse(fit(workload, single, "banded", bands=b), workload, single)
+        banded_rmse[i] = fedmf.rmse(fit(workload, single, "banded", bands=b), workload, single)
         for j, k in enumerate(epochs):
             if b * k <= rounds:
                 say(f"noise for {b} bands and {k} epochs")
                 event = {"probability": b * k / rounds, "compositions": -(-rounds // b)}
-                noise[:, j, i] = noise_curve(epsilons, delta, **event)
-    return Sweep(bands=bands, noise=noise, error=error)
+                noise_multipliers[:, j, i] = noise_curve(epsilons, delta, **event)
+    return Sweep(bands=band_counts, noise=noise_multipliers, error=banded_rmse)
 
 
 def noise_curve(
@@ -119,32 +121,35 @@ def inverse(
     def log_epsilon(log_sigma: float) -> float:
         return math.log(max(epsilon_of(math.exp(log_sigma)), 1e-300))
 
-    step = math.log(ratio)
+    log_step = math.log(ratio)
     log_targets = [math.log(epsilon) for epsilon in epsilons]
     low = high = 0
     # The table of epsilons reaches one step beyond the smallest and the largest target, because the
     # interpolation needs slopes there.
-    while log_epsilon((low + 1) * step) < max(log_targets):
+    while log_epsilon((low + 1) * log_step) < max(log_targets):
         low -= 1
-    while log_epsilon((high - 1) * step) > min(log_targets):
+    while log_epsilon((high - 1) * log_step) > min(log_targets):
         high += 1
-    knots = {s * step for s in range(low, high + 1)}
+    log_multipliers = {s * log_step for s in range(low, high + 1)}
     found: dict[float, float] = {}
     for _ in range(12):
         # At the smallest noise multipliers epsilon can be infinite. Those entries are left out.
-        table = {e: s for s in sorted(knots) if (e := log_epsilon(s)) < math.log(1e4)}
-        noise_at = scipy.interpolate.PchipInterpolator(
-            sorted(table), [table[e] for e in sorted(table)]
+        multiplier_by_epsilon = {
+            e: s for s in sorted(log_multipliers) if (e := log_epsilon(s)) < math.log(1e4)
+        }
+        interpolate = scipy.interpolate.PchipInterpolator(
+            sorted(multiplier_by_epsilon),
+            [multiplier_by_epsilon[e] for e in sorted(multiplier_by_epsilon)],
         )
         for target in set(log_targets) - set(found):
-            s = float(noise_at(target))
-            knots.add(s)
-            sufficient_noise = min(s for s in knots if log_epsilon(s) <= target)
+            s = float(interpolate(target))
+            log_multipliers.add(s)
+            sufficient_noise = min(s for s in log_multipliers if log_epsilon(s) <= target)
             if abs(log_epsilon(s) - target) <= tolerance:
                 found[target] = s
             elif (
                 sufficient_noise
-                - max((s for s in knots if log_epsilon(s) > target), default=-math.inf)
+                - max((s for s in log_multipliers if log_epsilon(s) > target), default=-math.inf)
                 <= tolerance
             ):
                 found[target] = sufficient_noise
@@ -154,7 +159,7 @@ def inverse(
     # the smallest noise multiplier in the table that meets the target.
     return np.exp(
         [
-            found.get(target, min(s for s in knots if log_epsilon(s) <= target))
+            found.get(target, min(s for s in log_multipliers if log_epsilon(s) <= target))
             for target in log_targets
         ]
     )

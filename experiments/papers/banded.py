@@ -1,5 +1,5 @@
-"""Figures of Choquette-Choo et al. 2023 (banded matrix factorization) that are made without
-training.
+"""Figures of the paper on banded matrix factorization that are made without training
+(Choquette-Choo et al. 2023).
 """
 
 import functools
@@ -31,8 +31,10 @@ PARTS, ROUNDS, POPULATION, COHORT, SEED = 3, 9, 24, 3, 1
 
 @figure("banded-figure-2")
 def figure_2(request: Request) -> Outcome:
-    """Draws the clients that take part in each round, sampled by the controller as in Alg. 6 with
-    subsets of fixed size. Round t samples from part t mod b, where b is the number of parts.
+    """Draws the clients that take part in each round, which the participation controller samples.
+
+    It samples as in Alg. 6 with subsets of fixed size. Round t samples from part t mod b, where b
+    is the number of parts.
     """
     scheme = fedmf.CyclicFixedSize(population=POPULATION, cohort_size=COHORT, partitions=PARTS)
     controller = fedmf.ParticipationController(
@@ -58,33 +60,42 @@ def _schedule(cohorts: Sequence[Sequence[int]], client_parts: Sequence[Sequence[
     """Draws the ids of each part's clients in every round, and fills those that take part."""
     drawing = blank(4.6)
     ax = drawing.subplots()
-    order = [client for part in client_parts for client in part]
-    rows_by_client = {client: len(order) - 1 - i for i, client in enumerate(order)}
+    clients_by_part = [client for part in client_parts for client in part]
+    rows_by_client = {
+        client: len(clients_by_part) - 1 - i for i, client in enumerate(clients_by_part)
+    }
     for t, cohort in enumerate(cohorts):
         for client in client_parts[t % PARTS]:
             is_sampled = client in cohort
             style: dict[str, Any] = {"color": COLORS[t % PARTS], "fill": is_sampled}
             ax.add_patch(Rectangle((t + 0.55, rows_by_client[client] - 0.45), 0.9, 0.9, **style))
             text_color = "white" if is_sampled else INK
-            place = (t + 1, rows_by_client[client])
-            ax.text(*place, str(client), ha="center", va="center", fontsize=7.5, color=text_color)
-    ax.set(xlim=(0.4, ROUNDS + 0.6), ylim=(-0.7, len(order) - 0.3), xlabel="round")
+            text_position = (t + 1, rows_by_client[client])
+            ax.text(
+                *text_position,
+                str(client),
+                ha="center",
+                va="center",
+                fontsize=7.5,
+                color=text_color,
+            )
+    ax.set(xlim=(0.4, ROUNDS + 0.6), ylim=(-0.7, len(clients_by_part) - 0.3), xlabel="round")
     ax.set_xticks(range(1, ROUNDS + 1))
-    middles = [np.mean([rows_by_client[client] for client in part]) for part in client_parts]
-    ax.set_yticks(middles, labels=[f"part {j + 1}" for j in range(PARTS)])
+    part_centres = [np.mean([rows_by_client[client] for client in part]) for part in client_parts]
+    ax.set_yticks(part_centres, labels=[f"part {j + 1}" for j in range(PARTS)])
     ax.grid(visible=False)
     ax.set_title("clients by id; those that take part in the round are filled", fontsize=9)
     return drawing
 
 
 def judge_figure_2(*, cohorts: Sequence[Sequence[int]]) -> list[Clause]:
-    """Judges Figure 2 by the clients of each round."""
+    """Judges Figure 2 of the banded paper by the clients of each round."""
     parts_by_client: dict[int, set[int]] = {}
     for t, cohort in enumerate(cohorts):
         for client in cohort:
             parts_by_client.setdefault(client, set()).add(t % PARTS)
     num_in_two_parts = sum(len(parts) > 1 for parts in parts_by_client.values())
-    sizes = sorted({len(set(cohort)) for cohort in cohorts})
+    cohort_sizes = sorted({len(set(cohort)) for cohort in cohorts})
     num_distinct = [len({frozenset(c) for c in cohorts[j::PARTS]}) for j in range(PARTS)]
     return [
         from_numbers(
@@ -94,8 +105,8 @@ def judge_figure_2(*, cohorts: Sequence[Sequence[int]]) -> list[Clause]:
         ),
         from_numbers(
             "Every cohort has the same size B.",
-            sizes == [COHORT],
-            f"B = {COHORT}; cohorts have {', '.join(map(str, sizes))} clients",
+            cohort_sizes == [COHORT],
+            f"B = {COHORT}; cohorts have {', '.join(map(str, cohort_sizes))} clients",
         ),
         from_numbers(
             "The subsets are random: a part has different cohorts in its rounds.",
@@ -172,24 +183,26 @@ def figure_6(request: Request) -> Outcome:
         "EN, 16 bands": fit(workload, four_epochs, "banded", bands=16),
     }
     panels = []
-    rows = []
+    factorisation_rows = []
     for name, m in mechanisms.items():
         C = m.encoder()
         panels += [(f"{name}, C", C), (f"{name}, C⁻¹", m.noising())]
-        norms = np.linalg.norm(C, axis=0)
-        bands = int(max(i - j for i, j in np.argwhere(np.abs(C) > 1e-12))) + 1
-        ratio = float(norms.max() / norms.min())
-        rows.append(Factorisation(name, bands, ratio, fedmf.rmse(m, workload, four_epochs)))
+        column_norms = np.linalg.norm(C, axis=0)
+        num_bands = int(max(i - j for i, j in np.argwhere(np.abs(C) > 1e-12))) + 1
+        norm_ratio = float(column_norms.max() / column_norms.min())
+        factorisation_rows.append(
+            Factorisation(name, num_bands, norm_ratio, fedmf.rmse(m, workload, four_epochs))
+        )
     return Outcome(
         heat_maps(panels, 4, height=1.4),
-        clauses=judge_figure_6(rows=rows),
+        clauses=judge_figure_6(rows=factorisation_rows),
         columns=(
             "mechanism",
             "bands",
             "largest over smallest column norm",
             "rmse under (k, b) = (4, 16)",
         ),
-        rows=rows,
+        rows=factorisation_rows,
     )
 
 
@@ -210,11 +223,11 @@ class Factorisation(NamedTuple):
 
 
 def judge_figure_6(*, rows: Sequence[Factorisation]) -> list[Clause]:
-    """Judges Figure 6 by its eight factorisations."""
-    rmse = {row.name: row.rmse for row in rows}
+    """Judges Figure 6 of the banded paper by its eight factorisations."""
+    rmse_by_name = {row.name: row.rmse for row in rows}
     banded_rows = [row for row in rows if "bands" in row.name]
     normalized_rows = [row for row in rows if row.name.startswith("EN")]
-    best_name = min(rmse, key=lambda name: rmse[name])
+    best_name = min(rmse_by_name, key=lambda name: rmse_by_name[name])
     largest_ratio = max(row.norm_ratio for row in normalized_rows)
     return [
         from_numbers(
@@ -230,7 +243,7 @@ def judge_figure_6(*, rows: Sequence[Factorisation]) -> list[Clause]:
         from_numbers(
             "For four epochs the optimum for four epochs has the least error of the eight.",
             best_name == "4 epochs",
-            "rmse: " + ", ".join(f"{value:.3f} {name}" for name, value in rmse.items()),
+            "rmse: " + ", ".join(f"{value:.3f} {name}" for name, value in rmse_by_name.items()),
         ),
     ]
 
@@ -261,58 +274,64 @@ def figure_7(request: Request) -> Outcome:
 def judge_figure_7(*, encoder: np.ndarray, noising: np.ndarray) -> list[Clause]:
     """Judges Figure 7 by the encoder of the tree and the noise matrix of its full decoder."""
     num_nodes, num_rounds = encoder.shape
-    levels = sorted({int(row.sum()) for row in encoder})
-    difference = np.abs(noising - np.linalg.pinv(encoder)).max()
-    share = float((np.abs(noising) > 1e-12).mean())
-    encoder_share = float((encoder != 0).mean())
+    node_sizes = sorted({int(row.sum()) for row in encoder})
+    largest_difference = np.abs(noising - np.linalg.pinv(encoder)).max()
+    noising_density = float((np.abs(noising) > 1e-12).mean())
+    encoder_density = float((encoder != 0).mean())
     return [
         from_numbers(
             "The encoder is the binary tree over the rounds.",
             num_nodes == 2 * num_rounds - 1
-            and levels == [2**i for i in range(num_rounds.bit_length())]
+            and node_sizes == [2**i for i in range(num_rounds.bit_length())]
             and bool(np.isin(encoder, (0, 1)).all()),
-            f"{num_nodes} nodes over {num_rounds} rounds, of {', '.join(map(str, levels))} rounds "
-            f"each",
+            f"{num_nodes} nodes over {num_rounds} rounds, of {', '.join(map(str, node_sizes))} "
+            f"rounds each",
         ),
         from_numbers(
             "The full decoder of Honaker is the pseudo-inverse of the encoder.",
-            bool(difference < 1e-9),
-            f"the largest difference from numpy's pseudo-inverse is {difference:.0e}",
+            bool(largest_difference < 1e-9),
+            f"the largest difference from numpy's pseudo-inverse is {largest_difference:.0e}",
         ),
         from_numbers(
             "The pseudo-inverse is dense.",
-            share > 0.9,
-            f"{100 * share:.0f}% of its entries are not 0, and {100 * encoder_share:.0f}% of the "
-            f"encoder's",
+            noising_density > 0.9,
+            f"{100 * noising_density:.0f}% of its entries are not 0, and "
+            f"{100 * encoder_density:.0f}% of the encoder's",
         ),
     ]
 
 
 @figure("banded-figure-11")
 def figure_11(request: Request) -> Outcome:
-    """Draws tuned server learning rates over the effective rmse of sums and of single gradients
-    (banded paper, Eq. 11).
+    """Draws tuned server learning rates over the effective rmse of sums and of single gradients.
 
-    The rates are those of Table 6.
+    The effective rmse is that of Eq. 11 of the banded paper, and the rates are those of Table 6.
     """
     is_tiny = request.scale == "tiny"
-    rows = [
+    tuned_rows = [
         row
         for row in printed.BANDED_TABLE_6
         if not is_tiny or row.mechanism in ("DP-SGD", "Optimal TreeAgg")
     ]
-    rates = np.array([float(row.optimum) for row in rows])
-    names = np.array([row.mechanism for row in rows])
+    tuned_rates = np.array([float(row.optimum) for row in tuned_rows])
+    mechanism_names = np.array([row.mechanism for row in tuned_rows])
     panels: list[Lines] = []
-    columns = []
+    error_columns = []
     for name, workload in (("prefix sums", "prefix_sum"), ("single gradients", "identity")):
-        errors = np.array([effective_rmse(r, amplified=False, workload=workload) for r in rows])
-        slope, intercept = np.polyfit(np.log(errors), np.log(rates), 1)
-        correlation = np.corrcoef(np.log(errors), np.log(rates))[0, 1]
-        error_range = np.array([errors.min(), errors.max()])
+        effective_errors = np.array(
+            [effective_rmse(r, amplified=False, workload=workload) for r in tuned_rows]
+        )
+        slope, intercept = np.polyfit(np.log(effective_errors), np.log(tuned_rates), 1)
+        correlation = np.corrcoef(np.log(effective_errors), np.log(tuned_rates))[0, 1]
+        error_range = np.array([effective_errors.min(), effective_errors.max()])
         panels.append(
             Lines(
-                {m: Line(errors[names == m], rates[names == m]) for m in dict.fromkeys(names)},
+                {
+                    m: Line(
+                        effective_errors[mechanism_names == m], tuned_rates[mechanism_names == m]
+                    )
+                    for m in dict.fromkeys(mechanism_names)
+                },
                 f"effective rmse, {name}",
                 "" if panels else "best server rate",
                 beside={"regression": Line(error_range, np.exp(intercept) * error_range**slope)},
@@ -321,14 +340,16 @@ def figure_11(request: Request) -> Outcome:
                 title=f"slope {slope:.2f}, correlation {correlation:.2f}",
             )
         )
-        columns.append(errors)
+        error_columns.append(effective_errors)
     return Outcome(
         panels,
-        clauses=judge_figure_11(of_sums=columns[0], of_single=columns[1], rates=rates),
+        clauses=judge_figure_11(
+            of_sums=error_columns[0], of_single=error_columns[1], rates=tuned_rates
+        ),
         columns=("mechanism", "epsilon", "best rate", "prefix sums", "single gradients"),
         rows=[
-            (row.mechanism, row.epsilon, row.optimum, *errors)
-            for row, *errors in zip(rows, *columns, strict=True)
+            (row.mechanism, row.epsilon, row.optimum, *effective_errors)
+            for row, *effective_errors in zip(tuned_rows, *error_columns, strict=True)
         ],
         reduced="two of the five mechanisms" if is_tiny else "",
     )
@@ -336,7 +357,7 @@ def figure_11(request: Request) -> Outcome:
 
 # The regression of App. I: log(rate) = SLOPE log(rmse) + INTERCEPT.
 SLOPE, INTERCEPT = -0.95, -4.64
-# A correlation is called strong from here on.
+# A correlation is called strong if it is at least this large in absolute value.
 _STRONG = 0.9
 
 

@@ -55,12 +55,12 @@ class Cell(NamedTuple):
         return KINDS[0] if self.as_printed else KINDS[1]
 
     def verdict(self, table: str) -> str:
-        """Returns the comparison in words."""
+        """Returns in words how our number compares with the printed one."""
         if self.as_printed or self.nearly:
             return "ok" if self.as_printed else f"nearly: {self.nearly}"
         size_word = "smaller" if self.ours < self.theirs else "larger"
-        key = (table, self.row, self.column)
-        reason = KNOWN_DIFFERENCES.get(key, "not explained")
+        known_key = (table, self.row, self.column)
+        reason = KNOWN_DIFFERENCES.get(known_key, "not explained")
         return f"differs, {size_word}: see docs/papers ({reason})"
 
 
@@ -107,8 +107,8 @@ def table(
     """
 
     def declare(rows: Rows) -> Rows:
-        make = functools.partial(compared, settings, rows, trained=trained, claims=claims)
-        figure(settings.name)(make)
+        compared_item = functools.partial(compared, settings, rows, trained=trained, claims=claims)
+        figure(settings.name)(compared_item)
         return rows
 
     return declare
@@ -129,22 +129,27 @@ def compared(
     cell_kinds = np.array([cell.kind(settings.name) for cell in cells])
     printed_values = np.array([cell.theirs for cell in cells])
     computed_values = np.array([cell.ours for cell in cells], dtype=np.float64)
-    ratio = np.divide(
+    computed_ratios = np.divide(
         computed_values,
         printed_values,
         out=np.ones_like(computed_values),
         where=printed_values != 0,
     )
-    places = {kind: np.flatnonzero(cell_kinds == kind) for kind in KINDS if kind in cell_kinds}
-    panel = Lines(
-        {f"{kind} ({len(at)})": Line(at, ratio[at]) for kind, at in places.items()},
+    cells_by_kind = {
+        kind: np.flatnonzero(cell_kinds == kind) for kind in KINDS if kind in cell_kinds
+    }
+    ratio_panel = Lines(
+        {
+            f"{kind} ({len(at)})": Line(at, computed_ratios[at])
+            for kind, at in cells_by_kind.items()
+        },
         "number, in the order of the table",
         "ours / printed",
         points=True,
     )
     is_whole = settings.is_whole or request.scale == "full"
     return Outcome(
-        [panel],
+        [ratio_panel],
         clauses=judge_compared(settings=settings, cells=cells, claims=claims, is_whole=is_whole),
         columns=("row", "column", "printed", "ours", "comparison"),
         rows=[
@@ -168,38 +173,43 @@ def judge_compared(
     if claims is not None:
         clauses += claims(cells)
     if not is_whole:
-        reason = "they take longer than seconds, and scale full computes them"
-        clauses.append(not_judged("The table's other numbers are as printed.", reason))
+        not_judged_reason = "they take longer than seconds, and scale full computes them"
+        clauses.append(not_judged("The table's other numbers are as printed.", not_judged_reason))
     if settings.trained_by:
-        reason = f"accuracies need training: the runs of {settings.trained_by} give their order"
-        clauses.append(not_judged("The table's accuracies are as printed.", reason))
+        not_judged_reason = (
+            f"accuracies need training: the runs of {settings.trained_by} give their order"
+        )
+        clauses.append(not_judged("The table's accuracies are as printed.", not_judged_reason))
     return clauses
 
 
 def _judge_column(settings: Table, column: str, cells: Sequence[Cell]) -> list[Clause]:
-    """Judges the numbers of a column."""
-    kinds = [cell.kind(settings.name) for cell in cells]
-    known = [cell for cell, kind in zip(cells, kinds, strict=True) if kind == KINDS[2]]
-    judged = [(c, kind) for c, kind in zip(cells, kinds, strict=True) if kind != KINDS[2]]
+    """Judges the numbers in one column of a printed table."""
+    cell_kinds = [cell.kind(settings.name) for cell in cells]
+    known_cells = [cell for cell, kind in zip(cells, cell_kinds, strict=True) if kind == KINDS[2]]
+    judged_cells = [
+        (c, kind) for c, kind in zip(cells, cell_kinds, strict=True) if kind != KINDS[2]
+    ]
     clauses = []
-    if judged:
-        good = [cell for cell, kind in judged if kind == KINDS[1]]
-        unexplained = [cell for cell, kind in judged if kind == KINDS[3]]
-        text = f"Every number of the column {column} is as printed"
+    if judged_cells:
+        nearly_right = [cell for cell, kind in judged_cells if kind == KINDS[1]]
+        unexplained = [cell for cell, kind in judged_cells if kind == KINDS[3]]
+        clause_text = f"Every number of the column {column} is as printed"
         if settings.rule:
-            text += f", or as good: {settings.rule}"
-        if known:
-            text += " (except for those below)"
-        evidence = f"{len(judged) - len(good) - len(unexplained)} of {len(judged)} as printed"
-        if good:
-            evidence += f", {len(good)} as good: {_listed(good)}"
+            clause_text += f", or as good: {settings.rule}"
+        if known_cells:
+            clause_text += " (except for those below)"
+        num_as_printed = len(judged_cells) - len(nearly_right) - len(unexplained)
+        evidence = f"{num_as_printed} of {len(judged_cells)} as printed"
+        if nearly_right:
+            evidence += f", {len(nearly_right)} as good: {_listed(nearly_right)}"
         if unexplained:
             evidence += f", {len(unexplained)} otherwise: {_listed(unexplained)}"
-        clauses.append(from_numbers(f"{text}.", not unexplained, evidence))
-    for cell in known:
-        reason = KNOWN_DIFFERENCES[settings.name, cell.row, cell.column]
-        text = f"{cell.row}, {column}: the number is {cell.printed}."
-        clauses.append(from_numbers(text, False, f"{cell.ours:.7g}: {reason}"))
+        clauses.append(from_numbers(f"{clause_text}.", not unexplained, evidence))
+    for cell in known_cells:
+        known_reason = KNOWN_DIFFERENCES[settings.name, cell.row, cell.column]
+        clause_text = f"{cell.row}, {column}: the number is {cell.printed}."
+        clauses.append(from_numbers(clause_text, False, f"{cell.ours:.7g}: {known_reason}"))
     return clauses
 
 

@@ -1,5 +1,7 @@
-"""Trained figures on CIFAR-10 at example level: Figures 1, 7, 8, 9 of the
-multi-epoch paper, App. E; Figure 10 of the banded paper, App. H.
+"""Figures of the papers that train on CIFAR-10 at example level.
+
+These are Figures 1, 6, 7, 8 and 9 of the multi-epoch paper (App. E), and Figure 10 of the banded
+paper (App. H).
 
 Training has steps of 500 images in a fixed order and 20 epochs. DP-SGD has no momentum. The
 learning rate falls to 0.05 of its peak over the last quarter. Every image is a client that takes
@@ -36,17 +38,18 @@ from fedmf.privacy.bands import choose_bands
 from fedmf.tasks.cifar10 import write_synthetic
 
 BANDED = "BandMF"
-# The optimum of the multi-epoch paper is above sampled DP-SGD "as low as epsilon of about 4".
+# The multi-epoch paper says that its optimal mechanism is more accurate than sampled DP-SGD down
+# to an epsilon of about 4.
 LEAST_EPSILON = 4.0
-# BandMF with up to one epoch of bands is above the optimum for all epochs up to "epsilon of about
-# 5" (captions of Figures 9 and 10 of the banded paper).
+# The banded paper says that BandMF with bands of at most one epoch is more accurate than the
+# optimum for all epochs up to an epsilon of about 5 (captions of Figures 9 and 10).
 LARGEST_EPSILON_OF_BANDS = 5.0
 SGD, SAMPLED, NU = "DP-SGD", "DP-SGD, amplified", "nu-DP-FTRL"
 
 
 def _in_order(size: Size, fields: Fields) -> Fields:
-    order = {"schema": "fixed_epoch", "min_sep": size.participation.min_sep}
-    return {"server_momentum": size.momentums or size.momentum} | fields | order
+    fixed_order = {"schema": "fixed_epoch", "min_sep": size.participation.min_sep}
+    return {"server_momentum": size.momentums or size.momentum} | fields | fixed_order
 
 
 def _sampled(size: Size, fields: Fields) -> Fields:
@@ -54,19 +57,19 @@ def _sampled(size: Size, fields: Fields) -> Fields:
 
 
 def _study(name: str, size: Size, parts: Sequence[tuple[str, Fields]]) -> Study:
-    steps = size.participation.rounds
-    write = functools.partial(
+    num_steps = size.participation.rounds
+    write_data = functools.partial(
         write_synthetic,
         examples=size.images,
         seed=DATA_SEED,
         test_examples=size.test_images or min(1000, max(20, size.images)),
         progress=False,
     )
-    fixed_fields = {
+    common_fields = {
         "task": "cifar10",
         "task_option.model": size.model,
         "task_option.validation": "test",
-        "rounds": steps,
+        "rounds": num_steps,
         "cohort_size": size.simulated or size.cohort,
         "claimed_cohort": size.cohort if size.simulated else None,
         "delta": DELTA,
@@ -74,15 +77,15 @@ def _study(name: str, size: Size, parts: Sequence[tuple[str, Fields]]) -> Study:
         "warmup": 0.0,
         "cooldown": 0.25,
         "zeroing_norm": None,
-        "evaluate_every": max(1, steps // 5),
+        "evaluate_every": max(1, num_steps // 5),
     }
     return Study(
         name=f"cifar-{name}",
-        fixed=fixed_fields,
+        fixed=common_fields,
         parts=parts,
         repeats=size.repeats,
         mechanisms={
-            f"{kind}-x{s}": functools.partial(stamped, kind, steps, s)
+            f"{kind}-x{s}": functools.partial(stamped, kind, num_steps, s)
             for kind in (HONAKER, DECODED, FFT, PLAIN_FFT, ONE)
             for s in size.stamps
         }
@@ -90,9 +93,9 @@ def _study(name: str, size: Size, parts: Sequence[tuple[str, Fields]]) -> Study:
             name: functools.partial(for_some_epochs, size, s)
             for name, s in some_epochs(size).items()
         },
-        data=(".tar.gz", write),
+        data=(".tar.gz", write_data),
         reduced=f"pictures of ten shapes for CIFAR-10, {size.images} of them, steps of "
-        f"{size.cohort}, simulated by {size.simulated or 'all'}, {size.epochs} epochs, {steps} "
+        f"{size.cohort}, simulated by {size.simulated or 'all'}, {size.epochs} epochs, {num_steps} "
         f"steps, a network of 39,000 parameters, momentum {size.momentum}, {size.repeats} seeds, "
         "fewer rates and epsilons",
     )
@@ -107,8 +110,8 @@ def _optimal(size: Size) -> tuple[str, Fields]:
 
 
 def _stamped(size: Size, kind: str, s: int) -> tuple[str, Fields]:
-    file = {"family": "file", "mechanism": f"{kind}-x{s}"}
-    return label(kind, s), _in_order(size, file | _tuned(size))
+    mechanism_fields = {"family": "file", "mechanism": f"{kind}-x{s}"}
+    return label(kind, s), _in_order(size, mechanism_fields | _tuned(size))
 
 
 def _sgd(size: Size, epsilons: Sequence[float], rates: Sequence[float]) -> Fields:
@@ -126,8 +129,12 @@ def multi_epoch(size: Size) -> Study:
 
     DP-SGD alone is trained with sampling as well, which the paper calls incorrect, though standard.
     """
-    sgd = _sgd(size, size.epsilons, size.rates)
-    study_parts = [(SAMPLED, _sampled(size, sgd)), (SGD, _in_order(size, sgd)), _optimal(size)]
+    sgd_fields = _sgd(size, size.epsilons, size.rates)
+    study_parts = [
+        (SAMPLED, _sampled(size, sgd_fields)),
+        (SGD, _in_order(size, sgd_fields)),
+        _optimal(size),
+    ]
     study_parts += [_stamped(size, kind, best_stamps(kind, size)) for kind in (HONAKER, FFT, ONE)]
     return _study("multi-epoch", size, study_parts)
 
@@ -144,8 +151,8 @@ def with_plain(size: Size) -> Study:
 
 @sized(SIZES)
 def decoders(size: Size) -> Study:
-    """Returns the study of Figure 6 of the multi-epoch paper: Honaker's tree with either decoder,
-    and the optimum.
+    """Returns the study of Figure 6 of the multi-epoch paper, which trains Honaker's tree with
+    either decoder, and the optimum.
 
     It shares runs with Fig. 1.
     """
@@ -153,9 +160,8 @@ def decoders(size: Size) -> Study:
     return _study("multi-epoch", size, [_optimal(size), *trees])
 
 
-# With 28 epochs the errors of the mechanisms differ enough: the optimum for one epoch is a quarter
-# worse when it is used once than when it is repeated (stamped) five times, and the optimum for all
-# epochs is another quarter better.
+# With 28 epochs the errors of the mechanisms differ enough to show in the accuracies. The optimum
+# for one epoch has a quarter more error if it is used once than if it is repeated (stamped).
 @sized(
     SIZES,
     images=1000,
@@ -167,25 +173,26 @@ def decoders(size: Size) -> Study:
     repeats=12,
 )
 def optima(size: Size) -> Study:
-    """Returns the study of Figure 8 of the multi-epoch paper: the optimal mechanism for all epochs,
-    and the one for a single epoch, with and without repeating (stamping) it.
+    """Returns the study of Figure 8 of the multi-epoch paper, which trains the optimal mechanism
+    for all epochs, and the one for a single epoch, with and without repeating (stamping) it.
 
     At the same size it shares runs with Fig. 1.
     """
     once_parts = [_stamped(size, ONE, s) for s in sorted({1, best_stamps(ONE, size)}, reverse=True)]
-    name = "multi-epoch" if size in SIZES.values() else "optima"
+    study_name = "multi-epoch" if size in SIZES.values() else "optima"
     stamped_parts = [
         (line, _in_order(size, {"family": "file", "mechanism": line} | _tuned(size)))
         for line in some_epochs(size)
     ]
-    return _study(name, size, [_optimal(size), *stamped_parts, *once_parts])
+    return _study(study_name, size, [_optimal(size), *stamped_parts, *once_parts])
 
 
-# The errors of 1, 7 and 70 stamps (repetitions of a mechanism) differ enough with 140 steps.
+# With 140 steps, mechanisms with 1, 7 and 70 stamps (repetitions) differ enough in their errors to
+# differ in accuracy.
 @sized(SIZES, images=560, simulated=24, epochs=20, stamps=(1, 7, 70), repeats=8)
 def stamps(size: Size) -> Study:
-    """Returns the study of Figure 7 of the multi-epoch paper: Honaker's tree with each number of
-    stamps (repetitions).
+    """Returns the study of Figure 7 of the multi-epoch paper, which trains Honaker's tree with each
+    number of stamps (repetitions).
     """
     return _study("stamps", size, [_stamped(size, HONAKER, s) for s in size.stamps])
 
@@ -199,21 +206,21 @@ def banded(size: Size) -> Study:
     The number of bands is the best at each epsilon, and at most the steps of an epoch. Both
     matrix mechanisms have the same momentum, and DP-SGD has none (App. H).
     """
-    rates = {"server_learning_rate": size.rates_banded, "server_momentum": size.momentum}
-    swept_fields = rates | {"epsilon": size.epsilons_banded}
-    sgd = _sgd(size, size.epsilons_banded, size.rates_banded)
+    rate_fields = {"server_learning_rate": size.rates_banded, "server_momentum": size.momentum}
+    swept_fields = rate_fields | {"epsilon": size.epsilons_banded}
+    sgd_fields = _sgd(size, size.epsilons_banded, size.rates_banded)
     study_parts = [
-        (SAMPLED, _sampled(size, sgd)),
+        (SAMPLED, _sampled(size, sgd_fields)),
         (size.optimal, _in_order(size, {"family": "dense"} | swept_fields)),
     ]
     for epsilon in size.epsilons_banded:
         bands, amplified = best_bands(size, epsilon)
-        fields = rates | {
+        banded_fields = rate_fields | {
             "family": "banded",
             "bands": bands,
             "epsilon": epsilon,
         }
-        study_parts.append((BANDED, (_sampled if amplified else _in_order)(size, fields)))
+        study_parts.append((BANDED, (_sampled if amplified else _in_order)(size, banded_fields)))
     return _study("banded", size, study_parts)
 
 
@@ -237,8 +244,12 @@ def nu_noise(size: Size) -> Study:
     The noise coefficients are t^(-3/2) (1 - nu)^t, and nu is tuned.
     """
     nu_fields = {"family": "toeplitz", "coefficients": "nu", "nu": printed.NUS}
-    sgd = _in_order(size, _sgd(size, size.epsilons, size.rates))
-    study_parts = [(NU, _in_order(size, nu_fields | _tuned(size))), (SGD, sgd), _optimal(size)]
+    sgd_fields = _in_order(size, _sgd(size, size.epsilons, size.rates))
+    study_parts = [
+        (NU, _in_order(size, nu_fields | _tuned(size))),
+        (SGD, sgd_fields),
+        _optimal(size),
+    ]
     return _study("nu", size, study_parts)
 
 
@@ -258,12 +269,12 @@ def best_bands(size: Size, epsilon: float) -> tuple[int, bool]:
 
 
 def _figure_1_clauses(scores: Sequence[Score], size: Size) -> list[Clause]:
-    """Judges the caption of Figure 1: the optimum is the best, then the FFT mechanism, and from
-    epsilon 4 up both are above sampled DP-SGD.
+    """Judges whether the optimum has the best accuracy, then the FFT mechanism, and whether from
+    epsilon 4 up both are above sampled DP-SGD (caption of Figure 1).
     """
     honaker, fft, one = (label(kind, best_stamps(kind, size)) for kind in (HONAKER, FFT, ONE))
-    pairs = [(size.optimal, line) for line in (fft, one, honaker, SGD)]
-    clauses = compare.compare_at_every_epsilon(scores, [*pairs, (fft, honaker), (fft, one)])
+    line_pairs = [(size.optimal, line) for line in (fft, one, honaker, SGD)]
+    clauses = compare.compare_at_every_epsilon(scores, [*line_pairs, (fft, honaker), (fft, one)])
     for line in (size.optimal, fft):
         clauses += [
             compare.compare_lines(scores, line, SAMPLED, target=target)
@@ -283,50 +294,52 @@ def figure_1(scores: Sequence[Score], size: Size) -> Outcome:
 
 @trained(with_plain, "multi-epoch-figure-9")
 def figure_9(scores: Sequence[Score], size: Size) -> Outcome:
-    """Judges Figure 9 of the multi-epoch paper: the plain FFT should be above Honaker's tree, and
-    below the FFT with the optimal decoder (App. C).
+    """Judges whether the plain FFT is more accurate than Honaker's tree, and less than the FFT with
+    the optimal decoder (multi-epoch paper, Figure 9 and App. C).
     """
-    kinds = (FFT, PLAIN_FFT, HONAKER)
-    pairs = itertools.pairwise(label(kind, best_stamps(kind, size)) for kind in kinds)
+    mechanism_kinds = (FFT, PLAIN_FFT, HONAKER)
+    line_pairs = itertools.pairwise(
+        label(kind, best_stamps(kind, size)) for kind in mechanism_kinds
+    )
     clauses = _figure_1_clauses(scores, size)
-    return accuracy.judged(scores, clauses + compare.compare_at_every_epsilon(scores, pairs))
+    return accuracy.judged(scores, clauses + compare.compare_at_every_epsilon(scores, line_pairs))
 
 
 @trained(decoders, "multi-epoch-figure-6-trained")
 def figure_6(scores: Sequence[Score], size: Size) -> Outcome:
-    """Judges Figure 6 of the multi-epoch paper by training: Honaker's tree with the optimal decoder
-    should be between the tree with the online decoder and the optimum.
+    """Judges whether the accuracy of Honaker's tree with the optimal decoder is between those of
+    the tree with the online decoder and of the optimum (multi-epoch paper, Figure 6).
     """
     online, full = (label(kind, best_stamps(kind, size)) for kind in (HONAKER, DECODED))
-    pairs = [(size.optimal, full), (full, online), (size.optimal, online)]
-    return accuracy.judged(scores, compare.compare_at_every_epsilon(scores, pairs))
+    line_pairs = [(size.optimal, full), (full, online), (size.optimal, online)]
+    return accuracy.judged(scores, compare.compare_at_every_epsilon(scores, line_pairs))
 
 
 @trained(stamps, "multi-epoch-figure-7")
 def figure_7(scores: Sequence[Score], size: Size) -> Outcome:
-    """Judges Figure 7 of the multi-epoch paper: of all numbers of stamps of Honaker's tree, the one
-    with the least loss should have the best accuracy, and it should be in the middle.
+    """Judges whether the number of stamps (repetitions) of Honaker's tree with the least loss also
+    has the best accuracy, and is in the middle (multi-epoch paper, Figure 7).
     """
     loss_by_stamps = losses(HONAKER, size)
     best, *others = sorted(loss_by_stamps, key=lambda s: loss_by_stamps[s])
-    pairs = [(label(HONAKER, best), label(HONAKER, other)) for other in others]
-    in_the_middle = clause.from_numbers(
+    line_pairs = [(label(HONAKER, best), label(HONAKER, other)) for other in others]
+    middle_clause = clause.from_numbers(
         "Of the numbers of stamps that train, the one with the least loss is in the middle",
         min(others) < best < max(others),
         ", ".join(f"loss {loss**2:.3g} with {s}" for s, loss in loss_by_stamps.items()),
     )
-    clauses = compare.compare_at_every_epsilon(scores, pairs)
-    return accuracy.judged(scores, [*clauses, in_the_middle])
+    clauses = compare.compare_at_every_epsilon(scores, line_pairs)
+    return accuracy.judged(scores, [*clauses, middle_clause])
 
 
 @trained(optima, "multi-epoch-figure-8")
 def figure_8(scores: Sequence[Score], size: Size) -> Outcome:
-    """Judges Figure 8 of the multi-epoch paper: the order of the mechanisms by error should be
-    their order by accuracy.
+    """Judges whether the order of the mechanisms by error is their order by accuracy (multi-epoch
+    paper, Figure 8).
     """
     lines = dict.fromkeys(score.line for score in scores)
-    pairs = itertools.pairwise(lines)
-    return accuracy.judged(scores, compare.compare_at_every_epsilon(scores, pairs))
+    line_pairs = itertools.pairwise(lines)
+    return accuracy.judged(scores, compare.compare_at_every_epsilon(scores, line_pairs))
 
 
 @trained(nu_noise, "slides-nu-dp-ftrl-on-cifar-10")
@@ -340,20 +353,24 @@ def nu_figure(scores: Sequence[Score], size: Size) -> Outcome:
 
 @trained(banded, "banded-figure-10")
 def figure_10(scores: Sequence[Score], size: Size) -> Outcome:
-    """Judges Figures 1 (a) and 10 of the banded paper: BandMF should be more accurate than sampled
-    DP-SGD at every epsilon, and than the optimum for all epochs up to epsilon 5.
+    """Judges whether BandMF is more accurate than sampled DP-SGD at every epsilon, and than the
+    optimum for all epochs up to epsilon 5 (banded paper, Figures 1 (a) and 10).
     """
     clauses = compare.compare_at_every_epsilon(scores, [(BANDED, SAMPLED)])
     clauses += compare.compare_at_every_epsilon(
         scores, [(BANDED, size.optimal)], up_to=LARGEST_EPSILON_OF_BANDS
     )
-    pairs = [(size.optimal, BANDED)]
-    above_crossing = compare.compare_at_every_epsilon(scores, pairs, above=LARGEST_EPSILON_OF_BANDS)
-    if not above_crossing:
-        text = f"Above epsilon {LARGEST_EPSILON_OF_BANDS:g}, {size.optimal} is more accurate"
-        reason = (
+    line_pairs = [(size.optimal, BANDED)]
+    clauses_above_crossing = compare.compare_at_every_epsilon(
+        scores, line_pairs, above=LARGEST_EPSILON_OF_BANDS
+    )
+    if not clauses_above_crossing:
+        unjudged_text = (
+            f"Above epsilon {LARGEST_EPSILON_OF_BANDS:g}, {size.optimal} is more accurate"
+        )
+        unjudged_reason = (
             "The epsilon at which the lines cross depends on the numbers of epochs and rounds, "
             "which are smaller at this scale."
         )
-        above_crossing = [clause.not_judged(text, reason)]
-    return accuracy.judged(scores, clauses + above_crossing)
+        clauses_above_crossing = [clause.not_judged(unjudged_text, unjudged_reason)]
+    return accuracy.judged(scores, clauses + clauses_above_crossing)

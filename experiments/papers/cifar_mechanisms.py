@@ -39,11 +39,15 @@ def losses(kind: str, size: Size) -> dict[int, float]:
 
     The paper chooses the number of stamps by this error (App. E).
     """
-    p = size.participation
+    participation = size.participation
     return {
-        s: fedmf.rmse(stamped(kind, p.rounds, s), fedmf.prefix_sum(p.rounds), p)
+        s: fedmf.rmse(
+            stamped(kind, participation.rounds, s),
+            fedmf.prefix_sum(participation.rounds),
+            participation,
+        )
         for s in size.stamps
-        if p.rounds % s == 0
+        if participation.rounds % s == 0
     }
 
 
@@ -60,9 +64,9 @@ def label(kind: str, stamps: int) -> str:
 
 def for_some_epochs(size: Size, s: int) -> Mechanism:
     """Returns the optimal mechanism for one of `s` equal parts of the epochs, used `s` times."""
-    steps = size.participation.rounds
+    num_steps = size.participation.rounds
     k = size.epochs // s
-    return error_tables.stamped("dense", steps, s, participations=k, tolerance=1e-3)
+    return error_tables.stamped("dense", num_steps, s, participations=k, tolerance=1e-3)
 
 
 def some_epochs(size: Size) -> dict[str, int]:

@@ -22,7 +22,7 @@ RATES = RATES_BANDED[:6]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Size:
-    """Size of the experiment: images, steps, network, tuning grid and seeds.
+    """Size of an experiment on CIFAR-10, with its images, steps, network, tuning grid and seeds.
 
     Attributes:
       images, cohort, epochs: number of training images, of images in a step, and of passes over
@@ -61,8 +61,10 @@ class Size:
     @property
     def participation(self) -> Participation:
         """Participation schema with the images in a fixed order."""
-        epoch = self.images // self.cohort
-        return Participation(rounds=self.epochs * epoch, schema="fixed_epoch", min_sep=epoch)
+        epoch_steps = self.images // self.cohort
+        return Participation(
+            rounds=self.epochs * epoch_steps, schema="fixed_epoch", min_sep=epoch_steps
+        )
 
     @property
     def optimal(self) -> str:

@@ -80,5 +80,5 @@ def in_words(clauses: Sequence[Clause]) -> str:
 
 
 def base_verdict(words: str) -> str:
-    """Returns the verdict in the words of `in_words`, without "in part"."""
+    """Returns an item's verdict without the words "in part", which `in_words` may append."""
     return words.removesuffix(IN_PART)

@@ -57,8 +57,8 @@ def judge(
     if len(values) < 2:
         return clause.not_judged(text, ONE_SEED)
     mean, low, high = (scale * x for x in paired_interval(values))
-    amount = f"{mean:+.1f} {unit}".rstrip()
-    evidence = f"{amount}, 95% interval {low:.1f} to {high:.1f}, {len(values)} seeds"
+    mean_text = f"{mean:+.1f} {unit}".rstrip()
+    evidence = f"{mean_text}, 95% interval {low:.1f} to {high:.1f}, {len(values)} seeds"
     return clause.from_interval(text, low=low, high=high, evidence=evidence)
 
 
@@ -156,9 +156,9 @@ def match_at_every_epsilon(
         if line_score is None or best_score is None or worst_score is None:
             clauses.append(clause.not_judged(text, NOT_TRAINED))
             continue
-        lead = best_score.test - worst_score.test
-        loss = best_score.test - line_score.test
-        clauses.append(judge(text, MATCHING_SHARE * lead - loss))
+        accuracy_lead = best_score.test - worst_score.test
+        accuracy_loss = best_score.test - line_score.test
+        clauses.append(judge(text, MATCHING_SHARE * accuracy_lead - accuracy_loss))
     return clauses
 
 
@@ -173,10 +173,10 @@ def runs_by_rate(score: Score) -> dict[float, list[Run]]:
 
 def tests_at_rate(score: Score | None, rate: float) -> np.ndarray:
     """Returns the test accuracies of a line's runs with a server rate, by seed."""
-    runs = [] if score is None else runs_by_rate(score).get(rate, [])
-    values = [final_metric(run, "test") for run in runs]
+    rate_runs = [] if score is None else runs_by_rate(score).get(rate, [])
+    test_values = [final_metric(run, "test") for run in rate_runs]
     # Runs that choose the setting are not evaluated on the test set.
-    tested_values = [value for value in values if value is not None]
+    tested_values = [value for value in test_values if value is not None]
     return np.array([value if math.isfinite(value) else 0.0 for value in tested_values])
 
 

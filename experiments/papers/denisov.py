@@ -1,4 +1,6 @@
-"""Figures of Denisov et al. 2022 that are made without training."""
+"""Figures of the paper on DP-FTRL with a single epoch that are made without training (Denisov et
+al. 2022).
+"""
 
 import itertools
 import time
@@ -20,14 +22,11 @@ from fedmf.mechanisms.dense.fit import fit_dense
 from fedmf.mechanisms.fitting.progress import Stopping
 from fedmf.reports.canvas import blank
 
-# The solvers below compute the optimal factorisation for a single participation in three published
-# ways, which Denisov et al. 2022, App. E.4, compare in Figure 4. Each solver yields (seconds, loss)
-# after every step. It starts from X(1), the matrix of Eq. 6 at v = 1, scaled to a diagonal of ones.
-# The loss is that of the encoder C with columns of norm 1, which makes it the loss of a mechanism.
-# Seconds are processor time, so that a busy machine does not change them. The clock stops while a
-# loss is computed for the report alone.
-# A pair (seconds, loss): the time after a step of a solver, and the loss of its encoder.
+# The time after a step of a solver, in seconds of processor time, and the loss of the encoder that
+# the solver has reached.
 Step = tuple[float, float]
+# The three solvers below compute the optimal factorisation for a single participation (Denisov et
+# al. 2022, App. E.4). Each starts from X(1), the matrix of Eq. 6, scaled to a diagonal of ones.
 
 
 class _Clock:
@@ -38,40 +37,42 @@ class _Clock:
         self.away = 0.0
 
     def step(self, loss: Callable[[], float]) -> Step:
-        now = time.process_time()
-        seconds = now - self.began - self.away
-        value = loss()
-        self.away += time.process_time() - now
-        return seconds, value
+        loss_start = time.process_time()
+        seconds = loss_start - self.began - self.away
+        loss_value = loss()
+        self.away += time.process_time() - loss_start
+        return seconds, loss_value
 
 
 def geometric_mean(gram: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns X(v) and phi(v) of Eqs. 6 and 5 for the Gram matrix of a workload and a vector v.
+    """Returns the matrix X(v) and the vector phi(v) for the Gram matrix of a workload.
 
-    With R = sqrt(diag(v)^(1/2) gram diag(v)^(1/2)), X is R scaled back by diag(v)^(-1/2) from both
-    sides, and phi(v) is R's diagonal.
+    They are those of Eq. 6 and Eq. 5. With R = sqrt(diag(v)^(1/2) gram diag(v)^(1/2)), X is R
+    scaled back by diag(v)^(-1/2) from both sides, and phi(v) is R's diagonal.
     """
-    root = np.sqrt(v)
-    values, vectors = np.linalg.eigh(root[:, None] * gram * root)
-    R = (vectors * np.sqrt(np.maximum(values, 0.0))) @ vectors.T
-    return R / np.outer(root, root), np.diagonal(R).copy()
+    root_v = np.sqrt(v)
+    eigenvalues, eigenvectors = np.linalg.eigh(root_v[:, None] * gram * root_v)
+    R = (eigenvectors * np.sqrt(np.maximum(eigenvalues, 0.0))) @ eigenvectors.T
+    return R / np.outer(root_v, root_v), np.diagonal(R).copy()
 
 
 def normalized(X: np.ndarray) -> np.ndarray:
     """Scales X = C^T C to a diagonal of ones, so that the columns of the encoder C have norm 1."""
-    norms = np.sqrt(np.diagonal(X))
-    return X / np.outer(norms, norms)
+    column_norms = np.sqrt(np.diagonal(X))
+    return X / np.outer(column_norms, column_norms)
 
 
 def loss_of(gram: np.ndarray, X: np.ndarray) -> float:
-    """Computes the loss tr(gram X^-1) of Eq. 4, where X = C^T C and `gram` is the Gram matrix of
-    the workload.
+    """Computes the loss tr(gram X^-1) of the encoder C, where X = C^T C and `gram` is the Gram
+    matrix of the workload (Eq. 4).
     """
     return np.trace(scipy.linalg.cho_solve(scipy.linalg.cho_factor(X), gram))
 
 
 def fixed_point(gram: np.ndarray) -> Iterator[Step]:
-    """Yields the steps of the fixed-point iteration v <- phi(v) (Thm. 3.2)."""
+    """Yields the time and loss after each step of the fixed-point iteration v <- phi(v), where
+    `geometric_mean` computes phi (Thm. 3.2).
+    """
     clock = _Clock()
     v = np.ones(len(gram))
     while True:
@@ -80,38 +81,38 @@ def fixed_point(gram: np.ndarray) -> Iterator[Step]:
 
 
 def descent(gram: np.ndarray, *, newton: bool) -> Iterator[Step]:
-    """Yields steps of gradient descent, or of Newton's method with conjugate gradients (Yuan et al.
-    2016, Alg. 1), both with Armijo's rule.
+    """Yields the time and loss after each step of gradient descent, or of Newton's method with
+    conjugate gradients (Yuan et al. 2016, Alg. 1).
 
-    A step is halved until X has a Cholesky factorisation and the loss falls by at least a hundredth
-    of what the slope predicts. The diagonal of X stays 1.
+    Both have Armijo's rule. A step is halved until X has a Cholesky factorisation and the loss
+    falls by at least a hundredth of what the slope predicts. The diagonal of X stays 1.
     """
     clock = _Clock()
     X = normalized(geometric_mean(gram, np.ones(len(gram)))[0])
     loss = loss_of(gram, X)
-    size = 1.0
+    step_size = 1.0
     yield clock.step(lambda: loss)
     while True:
-        inverse = scipy.linalg.inv(X)
-        pull = inverse @ gram @ inverse
+        inverse_X = scipy.linalg.inv(X)
+        negative_gradient = inverse_X @ gram @ inverse_X
         # Rounding leaves this matrix slightly asymmetric. Later steps would multiply the asymmetry,
         # so it is removed.
-        pull = (pull + pull.T) / 2
-        gradient = -pull
+        negative_gradient = (negative_gradient + negative_gradient.T) / 2
+        gradient = -negative_gradient
         np.fill_diagonal(gradient, 0.0)
-        direction = _newton(inverse, pull, gradient) if newton else -gradient
-        slope = np.vdot(gradient, direction)
-        size = 1.0 if newton else 2.0 * size
+        direction = _newton(inverse_X, negative_gradient, gradient) if newton else -gradient
+        directional_derivative = np.vdot(gradient, direction)
+        step_size = 1.0 if newton else 2.0 * step_size
         while True:
-            candidate = X + size * direction
+            candidate = X + step_size * direction
             try:
                 candidate_loss = loss_of(gram, candidate)
             except np.linalg.LinAlgError:
                 candidate_loss = np.inf
-            if candidate_loss <= loss + 0.01 * size * slope:
+            if candidate_loss <= loss + 0.01 * step_size * directional_derivative:
                 break
-            size /= 2.0
-            if size < 1e-18:
+            step_size /= 2.0
+            if step_size < 1e-18:
                 return
         X = candidate
         loss = candidate_loss
@@ -129,17 +130,20 @@ def _newton(
     D = np.zeros_like(gradient)
     residual = -gradient
     direction = residual
-    square = np.vdot(residual, residual)
+    squared_norm = np.vdot(residual, residual)
     for _ in range(steps):
         half_step = inverse @ direction @ pull
-        H = half_step + half_step.T
-        np.fill_diagonal(H, 0.0)
-        share = square / np.vdot(direction, H)
-        D, residual = D + share * direction, residual - share * H
+        hessian_product = half_step + half_step.T
+        np.fill_diagonal(hessian_product, 0.0)
+        step_size = squared_norm / np.vdot(direction, hessian_product)
+        D, residual = D + step_size * direction, residual - step_size * hessian_product
         new_squared_norm = np.vdot(residual, residual)
         if new_squared_norm < 1e-20 * np.vdot(gradient, gradient):
             break
-        direction, square = residual + new_squared_norm / square * direction, new_squared_norm
+        direction, squared_norm = (
+            residual + new_squared_norm / squared_norm * direction,
+            new_squared_norm,
+        )
     return D
 
 
@@ -151,17 +155,17 @@ LARGEST_ENTRY = "2.36"
 @figure("denisov-figure-1")
 def figure_1(request: Request) -> Outcome:
     """Draws the squared error of four mechanisms by round, for prefix sums and for momentum SGD."""
-    sums, single = sums_once(ROUNDS)
-    momentum = fedmf.momentum_sgd(ROUNDS, momentum=0.95)
+    sums_workload, single = sums_once(ROUNDS)
+    momentum_workload = fedmf.momentum_sgd(ROUNDS, momentum=0.95)
     mechanisms = {
-        "Honaker online": fit(sums, single, "tree", decoder="online"),
-        "Honaker full": fit(sums, single, "tree", decoder="full"),
-        "optimal for prefix sums": fit(sums, single, "dense"),
-        "optimal for momentum": fit(momentum, single, "dense"),
+        "Honaker online": fit(sums_workload, single, "tree", decoder="online"),
+        "Honaker full": fit(sums_workload, single, "tree", decoder="full"),
+        "optimal for prefix sums": fit(sums_workload, single, "dense"),
+        "optimal for momentum": fit(momentum_workload, single, "dense"),
     }
     on_momentum, on_sums = (
         {name: fedmf.per_round_error(m, w, single) ** 2 for name, m in mechanisms.items()}
-        for w in (momentum, sums)
+        for w in (momentum_workload, sums_workload)
     )
     del on_sums["optimal for momentum"]
     rounds = np.arange(1, ROUNDS + 1)
@@ -169,11 +173,16 @@ def figure_1(request: Request) -> Outcome:
         Lines(series, "round", "squared error", x=rounds, title=title, ylim=(0, None))
         for series, title in ((on_sums, "prefix sums"), (on_momentum, "momentum SGD, 0.95"))
     )
-    row = next(row for row in printed.DENISOV_TABLE_2 if row.rounds == ROUNDS)
+    table_row = next(
+        table_row for table_row in printed.DENISOV_TABLE_2 if table_row.rounds == ROUNDS
+    )
     return Outcome(
         [left, right],
         clauses=judge_figure_1(
-            on_sums=on_sums, on_momentum=on_momentum, honaker=row.honaker, optimum=row.optimum
+            on_sums=on_sums,
+            on_momentum=on_momentum,
+            honaker=table_row.honaker,
+            optimum=table_row.optimum,
         ),
         columns=(
             "round",
@@ -191,7 +200,9 @@ def judge_figure_1(
     honaker: str,
     optimum: str,
 ) -> list[Clause]:
-    """Judges Figure 1 by the squared errors of each round, and two losses printed in Table 2."""
+    """Judges Figure 1 of Denisov's paper by the squared errors of each round, and two losses
+    printed in Table 2.
+    """
     sums_rmse = {name: float(np.sqrt(y.sum())) for name, y in on_sums.items()}
     momentum_rmse = {name: float(np.sqrt(y.sum())) for name, y in on_momentum.items()}
     online, full, optimal = on_sums
@@ -226,8 +237,8 @@ def judge_figure_1(
 
 def _num_turns(errors: np.ndarray) -> int:
     """Returns how often a series turns from rising to falling, or from falling to rising."""
-    signs = np.sign(np.diff(errors))
-    return int((signs[1:] * signs[:-1] < 0).sum())
+    change_signs = np.sign(np.diff(errors))
+    return int((change_signs[1:] * change_signs[:-1] < 0).sum())
 
 
 def _listed(value_by_name: Mapping[str, float], format_spec: str) -> str:
@@ -236,9 +247,9 @@ def _listed(value_by_name: Mapping[str, float], format_spec: str) -> str:
 
 
 def _ours(workload: fedmf.Workload, single: fedmf.Participation) -> tuple[list[Step], float]:
-    """Fits the optimum with fedmf's own solver.
+    """Fits the optimal factorisation with fedmf's own solver.
 
-    Returns (seconds, loss) after each step, and the lower bound on the loss that the fit proves.
+    Returns the time and loss after each step, and the lower bound on the loss that the fit proves.
     """
     steps: list[Step] = []
     start_time = time.process_time()
@@ -256,11 +267,12 @@ def _ours(workload: fedmf.Workload, single: fedmf.Participation) -> tuple[list[S
     return steps, certificate.lower_bound
 
 
-# A solver has reached the optimum to a relative accuracy if its loss is within it of a lower bound.
+# Relative accuracies, to which the loss of a solver must come near its lower bound.
 ACCURACIES = (1e-3, 1e-4, 1e-5)
-# The clauses on each baseline compare the times to this accuracy.
+# The solvers are compared by their times until the loss is within this relative accuracy of its
+# lower bound.
 _ACCURACY = 1e-4
-# "Up to two orders of magnitude in some cases" (App. E.4).
+# The fixed point is faster by "up to two orders of magnitude in some cases" (App. E.4).
 _TWO_ORDERS = 100.0
 FIXED_POINT, NEWTON, GRADIENT = "fixed point", "Newton direction", "gradient"
 
@@ -283,12 +295,14 @@ class Times(NamedTuple):
 
 
 def _times(solver: str, n: int, steps: Sequence[Step], bound: float) -> Times:
-    """Returns the times of a solver's steps, where `bound` is a lower bound on the loss."""
-    reached = tuple(
+    """Returns the times in which a solver reached each accuracy, where `bound` is a lower bound on
+    the loss.
+    """
+    seconds_to_accuracy = tuple(
         min((seconds for seconds, loss in steps if loss <= (1 + accuracy) * bound), default=np.inf)
         for accuracy in ACCURACIES
     )
-    return Times(solver, n, reached, steps[-1][0])
+    return Times(solver, n, seconds_to_accuracy, steps[-1][0])
 
 
 @figure("denisov-figure-4")
@@ -301,20 +315,20 @@ def figure_4(request: Request) -> Outcome:
     n, seconds = request.pick((32, 0.3), (512, 6.0), (2048, 600.0))
     workload, single = sums_once(n)
     gram = workload.matrix.T @ workload.matrix
-    ours, bound = _ours(workload, single)
-    solvers = {"fedmf": ours}
-    for name, method in (
+    fedmf_steps, bound = _ours(workload, single)
+    steps_by_solver = {"fedmf": fedmf_steps}
+    for name, solver_steps in (
         (FIXED_POINT, fixed_point(gram)),
         (NEWTON, descent(gram, newton=True)),
         (GRADIENT, descent(gram, newton=False)),
     ):
-        solvers[name] = _until(method, seconds, 400)
-    all_times = [_times(name, n, steps, bound) for name, steps in solvers.items()]
+        steps_by_solver[name] = _until(solver_steps, seconds, 400)
+    all_times = [_times(name, n, steps, bound) for name, steps in steps_by_solver.items()]
     all_times += _times_of_half_the_size(n // 2, seconds)
-    panel = Lines(
+    loss_panel = Lines(
         {
             name: Line([s for s, _ in steps], [loss / bound - 1 for _, loss in steps])
-            for name, steps in solvers.items()
+            for name, steps in steps_by_solver.items()
         },
         "seconds of processor time",
         "loss over its lower bound, minus 1",
@@ -322,73 +336,82 @@ def figure_4(request: Request) -> Outcome:
         ylim=(3e-10, None),
     )
     return Outcome(
-        [panel],
+        [loss_panel],
         clauses=judge_figure_4(all_times=all_times, rounds=n),
         columns=("solver", "seconds", "loss"),
-        rows=[(name, *step) for name, steps in solvers.items() for step in steps],
+        rows=[(name, *step) for name, steps in steps_by_solver.items() for step in steps],
         reduced="" if n == 2048 else f"n = {n} in place of 2048",
     )
 
 
 def _until(method: Iterator[Step], seconds: float, max_steps: int) -> list[Step]:
-    """Returns the steps of a solver until it has run for some seconds or steps."""
-    steps = []
+    """Returns the steps of a solver until it has run for `seconds` or `max_steps` steps."""
+    taken_steps = []
     for step in itertools.islice(method, max_steps):
-        steps.append(step)
+        taken_steps.append(step)
         if step[0] > seconds:
             break
-    return steps
+    return taken_steps
 
 
 def _times_of_half_the_size(n: int, seconds: float) -> list[Times]:
-    """Returns the times of the fixed point, and of the gradient with a hundred times as long."""
+    """Returns the times of the fixed-point solver, and of gradient descent, which gets a hundred
+    times as long, on `n` rounds.
+    """
     workload, single = sums_once(n)
     gram = workload.matrix.T @ workload.matrix
     _, bound = _ours(workload, single)
     fixed_times = _times(FIXED_POINT, n, _until(fixed_point(gram), seconds, 60), bound)
-    patience = _TWO_ORDERS * fixed_times.reached[-1]
-    if np.isinf(patience):
+    gradient_seconds = _TWO_ORDERS * fixed_times.reached[-1]
+    if np.isinf(gradient_seconds):
         return [fixed_times]
-    steps = _until(descent(gram, newton=False), patience, 100_000)
-    return [fixed_times, _times(GRADIENT, n, steps, bound)]
+    gradient_steps = _until(descent(gram, newton=False), gradient_seconds, 100_000)
+    return [fixed_times, _times(GRADIENT, n, gradient_steps, bound)]
 
 
 def judge_figure_4(*, all_times: Sequence[Times], rounds: int) -> list[Clause]:
-    """Judges Figure 4 by the times of the solvers on n = `rounds`, and on half of it."""
-    by_name = {times.solver: times for times in all_times if times.rounds == rounds}
-    index = ACCURACIES.index(_ACCURACY)
-    fixed = by_name[FIXED_POINT]
+    """Judges Figure 4 of Denisov's paper by the times of the solvers on `rounds` rounds, and on
+    half as many.
+    """
+    times_by_name = {times.solver: times for times in all_times if times.rounds == rounds}
+    accuracy_index = ACCURACIES.index(_ACCURACY)
+    fixed_point_times = times_by_name[FIXED_POINT]
     clauses = []
     for name in (NEWTON, GRADIENT):
         text = f"The fixed point is faster than the {name}."
         evidence = f"to within {_ACCURACY:g} of the lower bound at n = {rounds}: " + ", ".join(
-            f"{times.solver} {_in_seconds(times, index)}" for times in (fixed, by_name[name])
+            f"{times.solver} {_in_seconds(times, accuracy_index)}"
+            for times in (fixed_point_times, times_by_name[name])
         )
-        seconds = by_name[name].reached[index]
-        if np.isinf(fixed.reached[index]) and np.isinf(seconds):
+        baseline_seconds = times_by_name[name].reached[accuracy_index]
+        if np.isinf(fixed_point_times.reached[accuracy_index]) and np.isinf(baseline_seconds):
             clauses.append(Clause(text=text, verdict="inconclusive", evidence=evidence))
         else:
-            clauses.append(from_numbers(text, fixed.reached[index] < seconds, evidence))
+            clauses.append(
+                from_numbers(
+                    text, fixed_point_times.reached[accuracy_index] < baseline_seconds, evidence
+                )
+            )
     clauses.append(_judge_two_orders(all_times))
     return clauses
 
 
 def _in_seconds(times: Times, index: int) -> str:
-    """Returns the time to an accuracy in words."""
+    """Returns in words the time in which a solver reached an accuracy."""
     if np.isinf(times.reached[index]):
         return f"not in {times.seconds:.2g} s"
     return f"in {times.reached[index]:.2g} s"
 
 
 def _judge_two_orders(all_times: Sequence[Times]) -> Clause:
-    """Judges whether the fixed point is a hundred times as fast in some case.
+    """Judges whether the fixed-point solver is a hundred times as fast as a baseline in some case.
 
     A case is a size, an accuracy and a baseline. A baseline that was stopped counts with the
     seconds that it ran.
     """
     text = "In some cases the fixed point is faster by up to two orders of magnitude."
     fixed_by_rounds = {times.rounds: times for times in all_times if times.solver == FIXED_POINT}
-    ratios = []
+    timed_cases = []
     was_stopped = False
     for times in all_times:
         if times.solver not in (NEWTON, GRADIENT):
@@ -398,17 +421,17 @@ def _judge_two_orders(all_times: Sequence[Times]) -> Clause:
                 continue
             is_censored = np.isinf(times.reached[i])
             was_stopped |= is_censored
-            seconds = times.seconds if is_censored else times.reached[i]
-            case = f"{times.solver} to {ACCURACIES[i]:g} at n = {times.rounds}"
-            prefix = "at least " if is_censored else ""
-            ratios.append((seconds / fixed_seconds, prefix, case))
-    if not ratios:
+            baseline_seconds = times.seconds if is_censored else times.reached[i]
+            case_text = f"{times.solver} to {ACCURACIES[i]:g} at n = {times.rounds}"
+            at_least = "at least " if is_censored else ""
+            timed_cases.append((baseline_seconds / fixed_seconds, at_least, case_text))
+    if not timed_cases:
         return from_numbers(text, False, "the fixed point came to no accuracy in time")
-    ratio, prefix, case = max(ratios)
-    evidence = f"the largest ratio of times is {prefix}{ratio:.0f} ({case})"
-    if ratio < _TWO_ORDERS and was_stopped:
+    largest_ratio, at_least, case_text = max(timed_cases)
+    evidence = f"the largest ratio of times is {at_least}{largest_ratio:.0f} ({case_text})"
+    if largest_ratio < _TWO_ORDERS and was_stopped:
         return not_judged(text, f"{evidence}, and the baseline was stopped before its end")
-    return from_numbers(text, ratio >= _TWO_ORDERS, evidence)
+    return from_numbers(text, largest_ratio >= _TWO_ORDERS, evidence)
 
 
 @figure("denisov-figure-5")
@@ -429,10 +452,10 @@ def figure_5(request: Request) -> Outcome:
 
 
 def judge_figure_5(*, B: np.ndarray, C: np.ndarray, largest: str) -> list[Clause]:
-    """Judges Figure 5 by the entries of B and C, and the printed largest entry."""
+    """Judges Figure 5 of Denisov's paper by the entries of B and C, and their printed maximum."""
     largest_entry = max(B.max(), C.max())
     n = len(B)
-    # Every entry of the diagonal, except the first, over the largest other entry of its row.
+    # Each diagonal entry, except the first, is divided by the largest other entry of its row.
     off_diagonal = np.tril(B, -1)
     dominance = np.diagonal(B)[1:] / off_diagonal[1:].max(axis=1)
     below, across = np.tril_indices(n, -1)
@@ -471,12 +494,12 @@ def _entries(matrices: dict[str, np.ndarray], largest: float) -> Figure:
     drawing = blank(7.4)
     axes = drawing.subplots(3, 2)
     for (name, M), column in zip(matrices.items(), axes.T, strict=True):
-        ranks = np.searchsorted(np.sort(M, axis=None), M) / M.size
-        for ax, values, kind in (
+        entry_ranks = np.searchsorted(np.sort(M, axis=None), M) / M.size
+        for ax, shown_values, kind in (
             (column[0], M / largest, f"entries / {largest:.2f}"),
-            (column[1], ranks, "ranks"),
+            (column[1], entry_ranks, "ranks"),
         ):
-            image = ax.imshow(values, cmap="Reds", vmin=0, vmax=1)
+            image = ax.imshow(shown_values, cmap="Reds", vmin=0, vmax=1)
             ax.set_title(f"{name}, {kind}")
             ax.grid(visible=False)
         column[2].hist(np.log10(M[M > 1e-9]), bins=60, color=COLORS[0])

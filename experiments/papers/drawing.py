@@ -137,13 +137,13 @@ def draw(panels: Sequence[Lines], note: str = "") -> bytes:
 
     Up to three panels are in one row, and more are in rows of two.
     """
-    columns = len(panels) if len(panels) <= 3 else 2
-    rows = -(-len(panels) // columns)
+    num_columns = len(panels) if len(panels) <= 3 else 2
+    num_rows = -(-len(panels) // num_columns)
     order = list(dict.fromkeys(label for p in panels for label in (*p.series, *p.beside)))
     shares_label = not any(p.ylabel for p in panels[1:])
     handles: dict[str, Any] = {}
-    with canvas(2.8 * rows, note) as (figure, png):
-        axes = list(figure.subplots(rows, columns, sharey=shares_label, squeeze=False).flat)
+    with canvas(2.8 * num_rows, note) as (figure, png):
+        axes = list(figure.subplots(num_rows, num_columns, sharey=shares_label, squeeze=False).flat)
         for ax in axes[len(panels) :]:
             ax.set_axis_off()
         for ax, panel in zip(axes, panels, strict=False):
@@ -163,19 +163,19 @@ def heat_maps(
 
     Zeros are white. The scale is logarithmic in both directions.
     """
-    rows = -(-len(panels) // columns)
-    figure = blank(height * rows + 0.5)
-    axes = list(figure.subplots(rows, columns, squeeze=False).flat)
-    norm = shared_norm([matrix for _, matrix in panels])
+    num_rows = -(-len(panels) // columns)
+    figure = blank(height * num_rows + 0.5)
+    axes = list(figure.subplots(num_rows, columns, squeeze=False).flat)
+    shared_scale = shared_norm([matrix for _, matrix in panels])
     for ax, (title, matrix) in zip(axes, panels, strict=True):
-        scale = norm if shared else shared_norm([matrix])
-        draw_heat_map(ax, without_specks(matrix), scale)
+        color_scale = shared_scale if shared else shared_norm([matrix])
+        draw_heat_map(ax, without_specks(matrix), color_scale)
         ax.set_title(title, fontsize=9)
         ax.tick_params(labelsize=7)
         if not shared:
-            draw_color_bar(figure, [ax], scale)
+            draw_color_bar(figure, [ax], color_scale)
     if shared:
-        draw_color_bar(figure, axes, norm, location="bottom")
+        draw_color_bar(figure, axes, shared_scale, location="bottom")
     return figure
 
 
@@ -186,9 +186,11 @@ YELLOW = "#ffe600"
 
 def ratio_norm(ratios: Sequence[np.ndarray]) -> LogNorm:
     """Returns a logarithmic colour scale for ratios, whose middle is 1."""
-    largest = max(float(np.abs(np.log(matrix[np.isfinite(matrix)])).max()) for matrix in ratios)
-    end = math.exp(max(largest, 0.01))
-    return LogNorm(vmin=1 / end, vmax=end)
+    largest_log_ratio = max(
+        float(np.abs(np.log(matrix[np.isfinite(matrix)])).max()) for matrix in ratios
+    )
+    largest_ratio = math.exp(max(largest_log_ratio, 0.01))
+    return LogNorm(vmin=1 / largest_ratio, vmax=largest_ratio)
 
 
 def draw_ratios(
@@ -214,24 +216,24 @@ def draw_ratios(
     ax.set_title(title, fontsize=7.5)
     ax.tick_params(labelsize=7)
     for axis, (label, values) in ((ax.xaxis, x), (ax.yaxis, y)):
-        step = -(-len(values) // 8)
-        ticks = range(0, len(values), step)
-        axis.set_ticks(ticks, labels=[plain(float(values[i])) for i in ticks])
+        tick_step = -(-len(values) // 8)
+        tick_positions = range(0, len(values), tick_step)
+        axis.set_ticks(tick_positions, labels=[plain(float(values[i])) for i in tick_positions])
         axis.set_label_text(label)
     ax.minorticks_off()
 
 
 def draw_ratio_bar(figure: Figure, axes: Sequence[Axes], norm: LogNorm) -> None:
     """Draws the colour bar of `draw_ratios` below its axes, with ticks at powers of two."""
-    bar = figure.colorbar(
+    color_bar = figure.colorbar(
         ScalarMappable(norm, _RATIO_COLORS),
         ax=list(axes),
         location="bottom",
         label="ratio of rmse",
         aspect=40,
     )
-    power = math.floor(math.log2(norm.vmax or 2.0))
-    if power >= 1:
-        ticks = [2.0**i for i in range(-power, power + 1)]
-        bar.set_ticks(ticks, labels=[plain(tick) for tick in ticks])
-        bar.minorticks_off()
+    largest_power = math.floor(math.log2(norm.vmax or 2.0))
+    if largest_power >= 1:
+        ratio_ticks = [2.0**i for i in range(-largest_power, largest_power + 1)]
+        color_bar.set_ticks(ratio_ticks, labels=[plain(tick) for tick in ratio_ticks])
+        color_bar.minorticks_off()

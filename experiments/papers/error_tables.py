@@ -36,27 +36,34 @@ def _by_column(cells: Sequence[Cell]) -> dict[str, dict[str, float]]:
 
 
 def _claims_of_denisov_table_2(cells: Sequence[Cell]) -> list[Clause]:
-    """Judges the order of the three columns in every row."""
-    columns = _by_column(cells)
-    rows = [
-        (row, columns["Honaker"][row], columns["optimum"][row], columns["efficient"][row])
-        for row in columns["Honaker"]
+    """Judges whether the errors in every row of the table have the order that the paper states."""
+    cells_by_column = _by_column(cells)
+    error_rows = [
+        (
+            row,
+            cells_by_column["Honaker"][row],
+            cells_by_column["optimum"][row],
+            cells_by_column["efficient"][row],
+        )
+        for row in cells_by_column["Honaker"]
     ]
     return [
         from_numbers(
             "At every n the optimum has less error than Honaker's tree.",
-            all(optimum < honaker for _, honaker, optimum, _ in rows),
+            all(optimum < honaker for _, honaker, optimum, _ in error_rows),
             ", ".join(
-                f"{optimum / honaker:.2f} of it at {row}" for row, honaker, optimum, _ in rows
+                f"{optimum / honaker:.2f} of it at {row}" for row, honaker, optimum, _ in error_rows
             ),
         ),
         from_numbers(
             "At every n the error of the efficient mechanism is nearer to the optimum's than to "
             "the tree's.",
-            all(efficient < (honaker + optimum) / 2 for _, honaker, optimum, efficient in rows),
+            all(
+                efficient < (honaker + optimum) / 2 for _, honaker, optimum, efficient in error_rows
+            ),
             ", ".join(
                 f"{100 * (efficient / optimum - 1):.2f}% above the optimum at {row}"
-                for row, _, optimum, efficient in rows
+                for row, _, optimum, efficient in error_rows
             ),
         ),
     ]
@@ -64,7 +71,7 @@ def _claims_of_denisov_table_2(cells: Sequence[Cell]) -> list[Clause]:
 
 @table(Table("denisov-table-2"), claims=_claims_of_denisov_table_2)
 def denisov_table_2(scale: Scale) -> Iterator[Cell]:
-    """Yields the cells of Denisov et al. 2022, App. H, Table 2."""
+    """Yields the cells of Table 2 of Denisov's paper (Denisov et al. 2022, App. H)."""
     for row in printed.DENISOV_TABLE_2:
         if scale != "full" and row.rounds >= 1024:
             return
@@ -83,10 +90,10 @@ OPTIMUM = "MF(k=20, n=2000)"
 
 
 def _claims_of_multi_epoch_table_1(cells: Sequence[Cell]) -> list[Clause]:
-    """Judges what App. D.4 and the caption say about the losses of the rows."""
-    columns = _by_column(cells)
-    losses = columns["loss"]
-    if OPTIMUM not in losses:
+    """Judges the order of stamped mechanisms by loss (multi-epoch paper, Table 1, App. D.4)."""
+    cells_by_column = _by_column(cells)
+    loss_by_label = cells_by_column["loss"]
+    if OPTIMUM not in loss_by_label:
         text = (
             "Stamped mechanisms have less loss than the same without stamps; the optimum for 20 "
             "epochs has the least, within 0.2% of the lower bound; the stamped FFT with the "
@@ -94,50 +101,55 @@ def _claims_of_multi_epoch_table_1(cells: Sequence[Cell]) -> list[Clause]:
         )
         return [not_judged(text, "scale full computes all rows")]
     clauses = []
-    rows = [row for row in printed.MULTI_EPOCH_TABLE_1 if row.label in losses]
+    computed_rows = [row for row in printed.MULTI_EPOCH_TABLE_1 if row.label in loss_by_label]
     for name in ("(Online) Honaker", "Optimal Decoder Honaker", "FFT", "FFT Optimal Decoder"):
-        loss_by_times = {row.times: losses[row.label] for row in rows if row.name == name}
-        least = min(loss_by_times, key=lambda times: loss_by_times[times])
+        loss_by_times = {
+            row.times: loss_by_label[row.label] for row in computed_rows if row.name == name
+        }
+        best_times = min(loss_by_times, key=lambda times: loss_by_times[times])
         clauses.append(
             from_numbers(
                 f"{name}: with stamps there is less loss than without.",
-                least > 1,
-                f"{loss_by_times[least]:.2e} with {least}, {loss_by_times[1]:.2e} without",
+                best_times > 1,
+                f"{loss_by_times[best_times]:.2e} with {best_times}, {loss_by_times[1]:.2e} "
+                f"without",
             )
         )
-    optimum = losses[OPTIMUM]
-    others = min(loss for label, loss in losses.items() if label != OPTIMUM)
-    bound = columns["lower bound"][OPTIMUM]
+    optimal_loss = loss_by_label[OPTIMUM]
+    least_other_loss = min(loss for label, loss in loss_by_label.items() if label != OPTIMUM)
+    lower_bound = cells_by_column["lower bound"][OPTIMUM]
     fast_names = ("(Online) Honaker", "FFT", "FFT Optimal Decoder")
-    fast = {row.label: losses[row.label] for row in rows if row.name in fast_names}
-    best_label = min(fast, key=lambda label: fast[label])
+    loss_of_fast = {
+        row.label: loss_by_label[row.label] for row in computed_rows if row.name in fast_names
+    }
+    best_label = min(loss_of_fast, key=lambda label: loss_of_fast[label])
     return [
         *clauses,
         from_numbers(
             "The optimum for 20 epochs has less loss than every other row.",
-            optimum < others,
-            f"{optimum:.3e}, and the least of the others {others:.2e}",
+            optimal_loss < least_other_loss,
+            f"{optimal_loss:.3e}, and the least of the others {least_other_loss:.2e}",
         ),
         from_numbers(
             "Its loss is within 0.2% of the lower bound.",
-            optimum / bound - 1 < 0.002,
-            f"{100 * (optimum / bound - 1):.2f}% above {bound:.3e}",
+            optimal_loss / lower_bound - 1 < 0.002,
+            f"{100 * (optimal_loss / lower_bound - 1):.2f}% above {lower_bound:.3e}",
         ),
         from_numbers(
             "Of the mechanisms that make noise in O(n log² n), the stamped FFT with the optimal "
             "decoder has the least loss.",
             best_label.startswith("FFT Optimal Decoder") and "x" in best_label,
-            f"{best_label}: {fast[best_label]:.2e}",
+            f"{best_label}: {loss_of_fast[best_label]:.2e}",
         ),
     ]
 
 
 @table(Table("multi-epoch-table-1"), claims=_claims_of_multi_epoch_table_1)
 def multi_epoch_table_1(scale: Scale) -> Iterator[Cell]:
-    """Yields the cells of Choquette-Choo et al. 2022, App. D.5, Table 1, with the lower bound in
-    its caption.
+    """Yields the cells of Table 1 of the multi-epoch paper, with the lower bound in its caption
+    (Choquette-Choo et al. 2022, App. D.5).
     """
-    twenty = epochs(2000, 20)
+    twenty_epochs = epochs(2000, 20)
     for row in printed.MULTI_EPOCH_TABLE_1:
         if scale != "full" and row.label not in _SECONDS:
             continue
@@ -146,12 +158,12 @@ def multi_epoch_table_1(scale: Scale) -> Iterator[Cell]:
             # The caption says that the sensitivity of these rows is that of Theorem 2.1. Ours is
             # exact, and at most as large.
             mechanism = stamped_row(row)
-            spectral = _spectral_sensitivity(mechanism.encoder(), twenty)
-            loss *= (spectral / fedmf.sensitivity(mechanism, twenty).value) ** 2
+            spectral_bound = _spectral_sensitivity(mechanism.encoder(), twenty_epochs)
+            loss *= (spectral_bound / fedmf.sensitivity(mechanism, twenty_epochs).value) ** 2
         yield Cell(row.label, "loss", row.printed, loss)
         if row.participations == 20:
-            bound = stamped_row(row).part.certificate.lower_bound
-            yield Cell(row.label, "lower bound", printed.MULTI_EPOCH_TABLE_1_BOUND, bound)
+            lower_bound = stamped_row(row).part.certificate.lower_bound
+            yield Cell(row.label, "lower bound", printed.MULTI_EPOCH_TABLE_1_BOUND, lower_bound)
 
 
 def stamped_loss(row: printed.StampedRow) -> float:
@@ -199,10 +211,10 @@ def stamped(
 
 
 def _spectral_sensitivity(C: np.ndarray, participation: fedmf.Participation) -> float:
-    """Computes sqrt(k) times the largest spectral norm of the columns of the encoder C that one
-    client touches (multi-epoch paper, Thm. 2.1, claim 1).
+    """Computes sqrt(k) times the largest spectral norm of the columns of the encoder C in the
+    rounds of one client, where k is the client's number of participations.
 
-    C is the encoder, and k is the number of participations of a client.
+    It bounds the sensitivity (multi-epoch paper, Thm. 2.1, claim 1).
     """
     b = participation.min_sep
     k = participation.max_participations
@@ -210,57 +222,61 @@ def _spectral_sensitivity(C: np.ndarray, participation: fedmf.Participation) -> 
 
 
 def _claims_of_multi_epoch_table_6(cells: Sequence[Cell]) -> list[Clause]:
-    """Judges the errors under three constraints."""
-    errors = _by_column(cells)["error"]
-    sums, momentum = (
-        [errors[f"{name}, {constraints}"] for constraints in ("signed", "pairs", "all")]
+    """Judges how the errors differ between three constraints on the encoder (multi-epoch paper,
+    Table 6).
+    """
+    error_by_row = _by_column(cells)["error"]
+    sums_errors, momentum_errors = (
+        [error_by_row[f"{name}, {constraints}"] for constraints in ("signed", "pairs", "all")]
         for name in ("prefix_sum", "momentum")
     )
-    spread = max(sums) / min(sums) - 1
-    price = momentum[-1] / momentum[0] - 1
+    relative_spread = max(sums_errors) / min(sums_errors) - 1
+    relative_increase = momentum_errors[-1] / momentum_errors[0] - 1
     return [
         from_numbers(
             "For prefix sums the constraints do not change the error.",
-            spread < 1e-5,
-            f"the errors differ by a share of {spread:.0e}",
+            relative_spread < 1e-5,
+            f"the errors differ by a share of {relative_spread:.0e}",
         ),
         from_numbers(
             "For momentum every further constraint costs a little error.",
-            momentum[0] < momentum[1] < momentum[2] and price < 0.01,
-            f"{momentum[0]:.4f}, {momentum[1]:.4f}, {momentum[2]:.4f}: {100 * price:.2f}% in all",
+            momentum_errors[0] < momentum_errors[1] < momentum_errors[2]
+            and relative_increase < 0.01,
+            f"{momentum_errors[0]:.4f}, {momentum_errors[1]:.4f}, {momentum_errors[2]:.4f}: "
+            f"{100 * relative_increase:.2f}% in all",
         ),
     ]
 
 
 @table(Table("multi-epoch-table-6", is_whole=True), claims=_claims_of_multi_epoch_table_6)
 def multi_epoch_table_6(scale: Scale) -> Iterator[Cell]:
-    """Yields the cells of Choquette-Choo et al. 2022, App. I.3, Table 6.
+    """Yields the cells of Table 6 of the multi-epoch paper (Choquette-Choo et al. 2022, App. I.3).
 
     The table's sensitivity is for scalar contributions, and so is ours here.
     """
-    pairs = np.subtract.outer(np.arange(6), np.arange(6)) % 2 == 0
+    is_same_client = np.subtract.outer(np.arange(6), np.arange(6)) % 2 == 0
     workloads = {"prefix_sum": fedmf.prefix_sum(6), "momentum": fedmf.momentum_sgd(6, 0.95)}
     for name, constraints, smallest, smallest_of_pairs, error in printed.MULTI_EPOCH_TABLE_6:
         A = workloads[name].matrix
-        row = f"{name}, {constraints}"
+        row_name = f"{name}, {constraints}"
         C = constrained_encoder(A, min_sep=2, constraints=constraints)
         X = C.T @ C
-        yield Cell(row, "min X", smallest, X.min())
-        yield Cell(row, "min X, pairs", smallest_of_pairs, X[pairs].min())
-        yield Cell(row, "error", error, float(np.linalg.norm(A @ np.linalg.inv(C))))
+        yield Cell(row_name, "min X", smallest, X.min())
+        yield Cell(row_name, "min X, pairs", smallest_of_pairs, X[is_same_client].min())
+        yield Cell(row_name, "error", error, float(np.linalg.norm(A @ np.linalg.inv(C))))
 
 
 def _claims_of_banded_table_2(cells: Sequence[Cell]) -> list[Clause]:
     """Judges the caption by the errors (A) in a fixed order, and (B) under min-sep."""
-    columns = _by_column(cells)
+    cells_by_column = _by_column(cells)
     order_text = "With (6, 342)-participation 342 bands are nearly optimal."
     min_sep_text = "Under min-sep a banded matrix has the least error."
-    if "(A)" not in columns:
+    if "(A)" not in cells_by_column:
         reason = "scale full computes the errors"
         return [not_judged(text, reason) for text in (order_text, min_sep_text)]
-    errors = columns["(A)"]
-    banded_errors = {row: error for row, error in errors.items() if "342 bands" in row}
-    best_row = min(columns["(B)"], key=lambda row: columns["(B)"][row])
+    fixed_order_errors = cells_by_column["(A)"]
+    banded_errors = {row: error for row, error in fixed_order_errors.items() if "342 bands" in row}
+    best_row = min(cells_by_column["(B)"], key=lambda row: cells_by_column["(B)"][row])
     return [
         from_numbers(
             order_text,
@@ -270,38 +286,41 @@ def _claims_of_banded_table_2(cells: Sequence[Cell]) -> list[Clause]:
             ),
         ),
         from_numbers(
-            min_sep_text, "bands" in best_row, f"{best_row}: {columns['(B)'][best_row]:.3f}"
+            min_sep_text, "bands" in best_row, f"{best_row}: {cells_by_column['(B)'][best_row]:.3f}"
         ),
     ]
 
 
 @table(Table("banded-table-2"), claims=_claims_of_banded_table_2)
 def banded_table_2(scale: Scale) -> Iterator[Cell]:
-    """Yields the cells of Choquette-Choo et al. 2023, App. C, Table 2.
+    """Yields the cells of Table 2 of the banded paper (Choquette-Choo et al. 2023, App. C).
 
     Errors are computed at scale full only, in units of the row "MF".
     """
     n = 2052
     workload, single = sums_once(n)
-    six = epochs(n, 6)
-    participation = fedmf.Participation(rounds=n, schema="min_sep", min_sep=342)
+    six_epochs = epochs(n, 6)
+    min_sep_participation = fedmf.Participation(rounds=n, schema="min_sep", min_sep=342)
     fitted_rows = [
-        (row, fit(workload, six, row.family, **row.options))
+        (row, fit(workload, six_epochs, row.family, **row.options))
         for row in printed.BANDED_TABLE_2
         if scale == "full" or row.family in ("tree", "identity")
     ]
     best_mechanism = next((mechanism for row, mechanism in fitted_rows if row.label == "MF"), None)
     for row, mechanism in fitted_rows:
         under_six, once, min_sep = (
-            fedmf.sensitivity(mechanism, p).value for p in (six, single, participation)
+            fedmf.sensitivity(mechanism, p).value
+            for p in (six_epochs, single, min_sep_participation)
         )
         yield Cell(row.label, "k = 1", row.single, once / under_six)
         yield Cell(row.label, "(6, 342)", row.fixed_epoch, 1.0)
         yield Cell(row.label, "b >= 342", row.min_sep, min_sep / under_six)
         if best_mechanism is not None:
-            error = fedmf.rmse(mechanism, workload, six) / fedmf.rmse(best_mechanism, workload, six)
-            yield Cell(row.label, "(A)", row.error_fixed_epoch, error)
-            yield Cell(row.label, "(B)", row.error_min_sep, error * (min_sep / under_six))
+            relative_error = fedmf.rmse(mechanism, workload, six_epochs) / fedmf.rmse(
+                best_mechanism, workload, six_epochs
+            )
+            yield Cell(row.label, "(A)", row.error_fixed_epoch, relative_error)
+            yield Cell(row.label, "(B)", row.error_min_sep, relative_error * (min_sep / under_six))
 
 
 def constrained_encoder(A: np.ndarray, *, min_sep: int, constraints: str) -> np.ndarray:
@@ -326,18 +345,20 @@ def constrained_encoder(A: np.ndarray, *, min_sep: int, constraints: str) -> np.
     n = len(A)
     gram = A.T @ A
     rows, columns = np.tril_indices(n)
-    weights = np.where(rows == columns, 1.0, 2.0)
-    # Each row of `forms` has the coefficients of a quadratic form u^T X u, as a linear function of
-    # the entries in X's lower triangle. The vector u has a sign in each round of one client, and 0
-    # in all other rounds.
-    signs = [
+    entry_weights = np.where(rows == columns, 1.0, 2.0)
+    # Each row of `quadratic_forms` has the coefficients of a quadratic form u^T X u, as a linear
+    # function of the entries in X's lower triangle. The vector u has a sign in each round of one
+    # client, and 0 in all other rounds.
+    sign_vectors = [
         np.where(np.arange(n) % min_sep == c, s, 0.0)
         for c in range(min_sep)
         for s in itertools.product((1.0, -1.0), repeat=n)
     ]
-    forms = np.unique([weights * u[rows] * u[columns] for u in signs], axis=0)
-    same_client = (rows - columns) % min_sep == 0
-    is_nonnegative = {"signed": rows < 0, "pairs": same_client, "all": rows >= 0}[constraints]
+    quadratic_forms = np.unique(
+        [entry_weights * u[rows] * u[columns] for u in sign_vectors], axis=0
+    )
+    is_same_client = (rows - columns) % min_sep == 0
+    is_nonnegative = {"signed": rows < 0, "pairs": is_same_client, "all": rows >= 0}[constraints]
 
     def matrix(entries: np.ndarray) -> np.ndarray:
         X = np.zeros((n, n))
@@ -349,9 +370,9 @@ def constrained_encoder(A: np.ndarray, *, min_sep: int, constraints: str) -> np.
         if np.linalg.eigvalsh(X)[0] <= 0.0:
             # The returned loss is so large that no line search accepts the point.
             return 1e9, np.zeros(len(entries))
-        inverse = np.linalg.inv(X)
-        loss = np.trace(gram @ inverse)
-        return np.log(loss), -weights * (inverse @ gram @ inverse)[rows, columns] / loss
+        inverse_X = np.linalg.inv(X)
+        loss = np.trace(gram @ inverse_X)
+        return np.log(loss), -entry_weights * (inverse_X @ gram @ inverse_X)[rows, columns] / loss
 
     solution = scipy.optimize.minimize(
         log_loss,
@@ -359,8 +380,8 @@ def constrained_encoder(A: np.ndarray, *, min_sep: int, constraints: str) -> np.
         jac=True,
         method="SLSQP",
         bounds=scipy.optimize.Bounds(np.where(is_nonnegative, 0.0, -np.inf), np.inf),
-        constraints=scipy.optimize.LinearConstraint(forms, -np.inf, 1.0),
+        constraints=scipy.optimize.LinearConstraint(quadratic_forms, -np.inf, 1.0),
         options={"ftol": 1e-15, "maxiter": 1000},
     )
-    X = matrix(solution.x / (forms @ solution.x).max())
+    X = matrix(solution.x / (quadratic_forms @ solution.x).max())
     return np.flip(np.linalg.cholesky(np.flip(X))).T

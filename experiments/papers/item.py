@@ -1,5 +1,5 @@
-"""Items of the catalogue, which are tables or figures of a paper: the claim, how it is reproduced
-here, and the outcome.
+"""Tables and figures of the papers as items of a catalogue, each with its claim, the function that
+reproduces it, and the outcome.
 """
 
 import dataclasses
@@ -91,7 +91,7 @@ class Outcome:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Item:
-    """Table or figure of a paper, with its claim and how it is made.
+    """Table or figure of a paper, with its claim and the function that reproduces it.
 
     Attributes:
       name: name on the command line, such as "banded-figure-9".
@@ -138,7 +138,7 @@ Make = TypeVar("Make", bound=Callable[[Request], Outcome])
 
 
 def figure(*names: str) -> Callable[[Make], Make]:
-    """Returns a decorator for the function that computes these items of the catalogue."""
+    """Returns a decorator for the function that computes the items `names` of the catalogue."""
 
     def declare(make: Make) -> Make:
         """Registers the function as the one that makes the items."""

@@ -1,5 +1,5 @@
-"""Figures of Choquette-Choo et al. 2022 (multi-epoch factorization) that are made without
-training.
+"""Figures of the paper on multi-epoch matrix factorization that are made without training
+(Choquette-Choo et al. 2022).
 """
 
 import itertools
@@ -75,12 +75,13 @@ def _sizes(X: np.ndarray, min_sep: int) -> tuple[float, float]:
     return float(sizes[same_client].max()), float(np.median(sizes[~same_client]))
 
 
-# Columns are called orthogonal if their product is below this share of the mean squared norm.
+# Columns of the encoder are called orthogonal if their inner product is below this share of the
+# mean squared norm.
 _ORTHOGONAL = 1e-6
 
 
 def judge_figure_2(*, X: np.ndarray, min_sep: int) -> list[Clause]:
-    """Judges Figures 2 and 13 by X = C^T C."""
+    """Judges Figures 2 and 13 of the multi-epoch paper by X = C^T C, where C is the encoder."""
     largest_size, typical_size = _sizes(X, min_sep)
     return [
         from_numbers(
@@ -155,7 +156,8 @@ def judge_figure_4(
     loss_by_name: Mapping[str, float],
     printed_losses: Mapping[str, str],
 ) -> list[Clause]:
-    """Judges Figure 4 by the total variances over sigma squared, which are the losses of Table 1.
+    """Judges Figure 4 of the multi-epoch paper by the total variances over sigma squared, which are
+    the losses of Table 1.
 
     The loss of a mechanism is its total variance at sensitivity 1, so that one sigma gives all of
     them the same privacy.
@@ -206,7 +208,7 @@ def figure_5(request: Request) -> Outcome:
 
 
 def judge_figure_5(*, total_by_name: Mapping[str, float]) -> list[Clause]:
-    """Judges Figure 5 by the total variances."""
+    """Judges Figure 5 of the multi-epoch paper by the total variances of its mechanisms."""
     name = "MF for six epochs"
     others = {k: total / total_by_name[name] for k, total in total_by_name.items() if k != name}
     return [
@@ -268,7 +270,8 @@ def judge_figure_6(
     optimum: float | None,
     printed_losses: Sequence[str],
 ) -> list[Clause]:
-    """Judges Figure 6 by the losses of both decoders for each number of stamps.
+    """Judges Figure 6 of the multi-epoch paper by the losses of both decoders for each number of
+    stamps.
 
     `printed_losses` has those of Table 1, first the online decoder's. `optimum` is the loss of the
     optimum for 20 epochs; None if it was not computed.
@@ -312,7 +315,9 @@ def judge_figure_6(
 
 def lower_bound(n: np.ndarray) -> np.ndarray:
     """Computes a lower bound on the mean squared error of prefix sums of n rounds at noise
-    multiplier 1 (App. J.1; Henzinger et al. 2022, Thm. 2).
+    multiplier 1.
+
+    It is that of App. J.1 (Henzinger et al. 2022, Thm. 2).
     """
     return ((2 + np.log((2 * n + 1) / 3) + np.log(2 * n + 1) / (2 * n)) / np.pi) ** 2
 

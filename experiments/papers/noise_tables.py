@@ -43,7 +43,7 @@ def _accuracies(
     column = "test" if isinstance(rows[0], printed.NoiseRow) else "validation"
 
     def trained(request: Request) -> list[tuple[str, str, str, float, str]]:
-        """Returns a row for each setting that has finished runs."""
+        """Returns rows on the accuracies of the settings that have finished runs."""
         table_rows = []
         for values in by_setting(grid(request.scale), request):
             line, epsilon, rate = (values[name] for name in SETTING)
@@ -75,13 +75,13 @@ def _printed_accuracies(
     accuracies: dict[tuple[str, float, str], str] = {}
     for row in rows:
         if isinstance(row, printed.NoiseRow):
-            # The study trains banded matrices. A row with as many bands as rounds is the dense
-            # optimum, so it has no line in the study.
+            # The study trains only matrices with fewer bands than rounds. The dense optimum has as
+            # many bands as rounds, so no run of the study belongs to its row.
             if row.bands != ROUNDS:
                 accuracies[row.mechanism, row.epsilon, row.learning_rate] = row.test
             continue
-        # If the table has two rows for the same mechanism and epsilon, with different numbers of
-        # bands, the second row is a line of its own.
+        # If two rows of the table have the same mechanism and epsilon, but different numbers of
+        # bands, the second row has its own line in the study.
         has_line = any(key[:2] == (row.mechanism, row.epsilon) for key in accuracies)
         line = f"{row.mechanism}, {row.bands} bands" if has_line else row.mechanism
         for rate, accuracy in row.accuracies.items():
@@ -105,7 +105,7 @@ _SAME_RMSE_RULE = "the printed number of bands has at most 1% more error than th
 
 
 def _claims_of_banded_table_3(cells: Sequence[Cell]) -> list[Clause]:
-    """Judges how the best number of bands changes with epochs and with epsilon."""
+    """Judges whether the best number of bands falls with more epochs and with a smaller epsilon."""
     bands = {(cell.row, cell.column): cell.ours for cell in cells}
     rows = list(dict.fromkeys(cell.row for cell in cells))
     columns = list(dict.fromkeys(cell.column for cell in cells))
@@ -127,13 +127,14 @@ def _claims_of_banded_table_3(cells: Sequence[Cell]) -> list[Clause]:
 
 
 def _ends(line_by_name: Mapping[str, Sequence[float]]) -> str:
-    """Returns the first and the last number of each line as text."""
+    """Returns text with the first and the last number of each line."""
     return "; ".join(f"{name}: {line[0]:g} to {line[-1]:g}" for name, line in line_by_name.items())
 
 
 @table(Table("banded-table-3", rule=_SAME_RMSE_RULE), claims=_claims_of_banded_table_3)
 def banded_table_3(scale: Scale) -> Iterator[Cell]:
-    """Yields the cells of Choquette-Choo et al. 2023, App. G, Table 3: the best number of bands.
+    """Yields the cells of Table 3 of the banded paper, with the best numbers of bands
+    (Choquette-Choo et al. 2023, App. G).
 
     A cell is "nearly" right if the rmse of the printed number is within 1% of our best.
     """
@@ -161,8 +162,8 @@ def banded_table_3(scale: Scale) -> Iterator[Cell]:
     _accuracies(stackoverflow.phones, printed.BANDED_TABLE_4),
 )
 def banded_table_4(scale: Scale) -> Iterator[Cell]:
-    """Yields the cells of Choquette-Choo et al. 2023, App. I, Table 4: noise multipliers at delta =
-    1e-6 without amplification.
+    """Yields the cells of Table 4 of the banded paper, with noise multipliers at delta = 1e-6
+    without amplification (Choquette-Choo et al. 2023, App. I).
 
     The matrices of "Multi-epoch MF" are not published, so their sensitivity under b-min-sep is
     computed from the table's first row of that mechanism.
@@ -180,8 +181,8 @@ def banded_table_4(scale: Scale) -> Iterator[Cell]:
 
 
 def event(bands: int) -> dict[str, Any]:
-    """Returns the sampling probability and number of events for `bands` partitions of
-    StackOverflow's population (banded paper, Cor. F.1).
+    """Returns the sampling probability and number of Poisson-sampled events, if StackOverflow's
+    population is divided into `bands` partitions (banded paper, Cor. F.1).
     """
     return {"probability": bands * COHORT / POPULATION, "compositions": math.ceil(ROUNDS / bands)}
 
@@ -207,7 +208,8 @@ def amplified_noise(bands: int, epsilon: float) -> float:
     _accuracies(stackoverflow.centre, printed.BANDED_TABLE_5),
 )
 def banded_table_5(scale: Scale) -> Iterator[Cell]:
-    """Yields the cells of Choquette-Choo et al. 2023, App. I, Table 5: noise multipliers sigma.
+    """Yields the cells of Table 5 of the banded paper, with noise multipliers sigma of the
+    amplified mechanisms (Choquette-Choo et al. 2023, App. I).
 
     A cell is "nearly" right if the epsilon of the printed sigma is within 0.06% of the table's.
     """
@@ -228,8 +230,8 @@ def banded_table_5(scale: Scale) -> Iterator[Cell]:
 
 @table(Table("banded-sec-6", rule=_SAME_RMSE_RULE))
 def banded_bands(scale: Scale) -> Iterator[Cell]:
-    """Yields the cells of Choquette-Choo et al. 2023, Sec. 6: the best numbers of bands on
-    StackOverflow.
+    """Yields cells that compare the best numbers of bands on StackOverflow with those in the text
+    of the banded paper (Choquette-Choo et al. 2023, Sec. 6).
 
     A cell is "nearly" right if the rmse of the paper's number is within 1% of our best.
     """
@@ -262,8 +264,8 @@ def banded_bands(scale: Scale) -> Iterator[Cell]:
     )
 )
 def banded_k_1(scale: Scale) -> Iterator[Cell]:
-    """Yields the cells of Choquette-Choo et al. 2023, App. K.1: epsilon at delta = 1e-10 for a rho
-    of zCDP.
+    """Yields cells that compare epsilon at delta = 1e-10 for a rho of zCDP with the banded paper's
+    (Choquette-Choo et al. 2023, App. K.1).
     """
 
     def epsilon_of(rho: float) -> float:
@@ -285,8 +287,8 @@ def banded_k_1(scale: Scale) -> Iterator[Cell]:
     )
 )
 def multi_epoch_table_3(scale: Scale) -> Iterator[Cell]:
-    """Yields the cells of Choquette-Choo et al. 2022, App. D, Table 3: noise multipliers at delta =
-    1e-6.
+    """Yields the cells of Table 3 of the multi-epoch paper, with noise multipliers at delta = 1e-6
+    (Choquette-Choo et al. 2022, App. D).
 
     For the columns MF and GD, epsilons of the printed multipliers are compared as well.
     """
@@ -311,9 +313,9 @@ def multi_epoch_table_3(scale: Scale) -> Iterator[Cell]:
 
 
 def epsilon_on_a_grid(sigma: float) -> float:
-    """Computes epsilon as the accountant of the paper's time did.
+    """Computes epsilon of all rounds with privacy losses on a grid, as accountants of 2022 did.
 
-    That accountant rounds each round's privacy loss up to a multiple of 1e-4, and adds the losses.
+    They round each round's privacy loss up to a multiple of 1e-4, and add the losses.
     """
     from dp_accounting.pld import privacy_loss_distribution
 
@@ -352,10 +354,10 @@ def unit_rmse(mechanism: str, bands: int | None, measured: str = "prefix_sum") -
 def effective_rmse(
     row: printed.TunedRow, *, amplified: bool, workload: str = "prefix_sum"
 ) -> float:
-    """Computes the rmse of sums of mean updates with a sigma that we calibrate (banded paper, Eq.
-    11).
+    """Computes the rmse of sums of mean updates at the noise multiplier sigma that we calibrate.
 
-    For the workload "identity" it is the rmse of single updates.
+    It is the effective rmse of Eq. 11 of the banded paper. For the workload "identity" it is the
+    rmse of single updates.
 
     With `amplified`, rows with fewer than 342 bands have amplified noise, as in Table 7.
     """
@@ -375,8 +377,8 @@ _RATE_RULE = "the best rate of the grid is next to the rule's"
 
 
 def rates(rows: tuple[printed.TunedRow, ...], amplified: bool, scale: Scale) -> Iterator[Cell]:
-    """Yields cells that compare the printed best server learning rate with the one by the rule of
-    App. I of the banded paper.
+    """Yields cells that compare the printed best server learning rate with the one that a rule
+    predicts from the rmse (banded paper, App. I).
 
     A cell is "nearly" right if the rule's rate is next to the best rate on the grid.
     """
@@ -406,7 +408,7 @@ def rates(rows: tuple[printed.TunedRow, ...], amplified: bool, scale: Scale) -> 
     _accuracies(stackoverflow.phones, printed.BANDED_TABLE_6),
 )
 def banded_table_6(scale: Scale) -> Iterator[Cell]:
-    """Returns the cells of Choquette-Choo et al. 2023, App. I, Table 6."""
+    """Returns the cells of Table 6 of the banded paper (Choquette-Choo et al. 2023, App. I)."""
     return rates(printed.BANDED_TABLE_6, False, scale)
 
 
@@ -415,5 +417,7 @@ def banded_table_6(scale: Scale) -> Iterator[Cell]:
     _accuracies(stackoverflow.centre, printed.BANDED_TABLE_7),
 )
 def banded_table_7(scale: Scale) -> Iterator[Cell]:
-    """Returns the cells of Choquette-Choo et al. 2023, App. I, Table 7, with amplification."""
+    """Returns the cells of Table 7 of the banded paper, with amplification (Choquette-Choo et al.
+    2023, App. I).
+    """
     return rates(printed.BANDED_TABLE_7, True, scale)

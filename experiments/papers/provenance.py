@@ -1,5 +1,5 @@
-"""Origin of a result: the commit of the code, a digest of the settings, and the former results of
-the same item.
+"""Records of the origin of a result, with the commit of the code, a digest of the settings, and
+the former results of the same item.
 
 A small study can be given other sizes, rates or seeds until it bears a claim out. Therefore a
 result keeps the history of every setting with which its item ran to the end.
@@ -74,7 +74,7 @@ def _recorded_commits(folder: pathlib.Path) -> tuple[str, ...]:
 
 
 def _git(root: pathlib.Path, *arguments: str) -> str | None:
-    """Returns what a Git command prints, or None if it fails."""
+    """Returns the output of a Git command, or None if it fails."""
     try:
         process = subprocess.run(
             ("git", "-C", str(root), *arguments), capture_output=True, text=True, check=False

@@ -110,8 +110,8 @@ def _noise(sampling: Sampling, mechanism: fedmf.Mechanism, epsilons: Sequence[fl
 
 @figure("fedmf-schemes")
 def ways_to_draw(request: Request) -> Outcome:
-    """Draws two panels for each setting, over epsilon: the rmse of every sampling scheme, and its
-    ratio to the rmse without amplification.
+    """Draws, for each setting and over epsilon, the rmse of every sampling scheme, and its ratio to
+    the rmse without amplification.
     """
     # A setting is a pair: the number of rounds, and the number of rounds in which every client
     # takes part once. Scale "full" has the settings (k, b) = (20, 100) and (6, 342) of the papers,

@@ -1,6 +1,8 @@
-"""Studies (grids of runs) of the StackOverflow experiments: Figures 2, 3 and 6 of Denisov et al.
-2022; Figures 3 and 10 to 12 of the multi-epoch paper; Figures 1 (b), 5 (a) and 12 of the banded
-paper; and BLT (arXiv:2408.08868).
+"""Studies, which are grids of training runs, of the papers' experiments on StackOverflow.
+
+They belong to Figures 2, 3 and 6 of Denisov's paper, to Figures 3 and 10 to 12 of the multi-epoch
+paper, to Figures 1 (b), 5 (a) and 12 of the banded paper, and to the paper on BLT
+(arXiv:2408.08868).
 
 At the paper's size a study has the settings that the paper prints. A smaller `Size` has the same
 lines.
@@ -43,7 +45,7 @@ SGDM, GDM, HONAKER_6 = "DP-SGDM,6e", "DP-GDM,2052e", "Honaker,6e"
 MF_1_1, MF_1_6, MF_6_6 = "MF1,1e", "MF1,6e", "MF6,6e"
 MF_PREFIX, MF_CONSTANT = f"{MF_6_6}, prefix", f"{MF_6_6}, constant rate"
 UNNOISED = "no noise"
-# Names of lines in Tables 4 to 7 of the banded paper.
+# Names of mechanisms in Tables 4 to 7 of the banded paper, which are lines of its figures.
 SGD, SINGLE, TREE = "DP-SGD", "Single-epoch MF", "Optimal TreeAgg"
 MULTI, BANDED = "Multi-epoch MF", "Band MF"
 BLT = "BLT"
@@ -100,14 +102,15 @@ def _study(
     )
 
 
-# How the learning rate falls in the last quarter of the rounds: not at all (""), linearly to 0.05
-# of the peak (COOLDOWN), or at once to 0.15 of it (DECAY).
+# Falls of the learning rate in the last quarter of the rounds. It does not fall (""), or linearly
+# to 0.05 of the peak (COOLDOWN), or at once to 0.15 of it (DECAY).
 FALLS = ("", COOLDOWN, DECAY)
 
 
 def decay(rounds: int) -> str:
-    """Returns a schedule with 0.15 of the rate in the last quarter of the rounds, which is 512 of
-    2048 rounds (Denisov et al. 2022, Sec. 5).
+    """Returns the learning-rate schedule with 0.15 of the rate in the last quarter of the rounds.
+
+    The last quarter is 512 of 2048 rounds in Denisov et al. 2022, Sec. 5.
     """
     return f"{rounds - rounds // 4}:0.15"
 
@@ -146,8 +149,8 @@ def _cohort(size: Size, cohort: int) -> Fields:
 
 @sized(EARLIER, **sizes.DENISOV)
 def denisov(size: Size) -> Study:
-    """Returns the study of Figure 2 and Tables 3 and 4 of Denisov et al. 2022: one epoch of 100
-    clients a round, with constant rates.
+    """Returns the study of one epoch of 100 clients a round, with constant learning rates (Denisov
+    et al. 2022, Figure 2 and Tables 3 and 4).
     """
     grid = {
         "client_learning_rate": size.client_rates,
@@ -187,8 +190,8 @@ DECAY_AFTER, M_DECAY = "prefix sums, decay after", "momentum and decay inside"
 
 @sized(EARLIER, **sizes.SCHEDULES)
 def schedules(size: Size) -> Study:
-    """Returns the study of Figure 3 of Denisov et al. 2022, in whose lines momentum and the fall of
-    the learning rate are part of the mechanism or are not.
+    """Returns the study of momentum and a falling learning rate as part of the mechanism, or not
+    (Denisov et al. 2022, Figure 3).
 
     The paper has epsilon 18.9. Its two horizontal lines are the previous state of the art, which is
     Honaker's tree with the online decoder, and training without noise.
@@ -199,7 +202,8 @@ def schedules(size: Size) -> Study:
 
 @sized(EARLIER, **sizes.DECAYS)
 def decays(size: Size) -> Study:
-    """Returns the study of Figure 6 of Denisov et al. 2022, which has two lines of Figure 3.
+    """Returns the study of validation accuracy by round, with two lines of Figure 3 (Denisov et al.
+    2022, Figure 6).
 
     At the same size it shares runs with Fig. 3.
     """
@@ -311,8 +315,8 @@ def divergence(size: Size) -> Study:
 
 @sized(EARLIER, **sizes.UNNOISED)
 def unnoised(size: Size) -> Study:
-    """Returns the study of Figure 10 of the multi-epoch paper: accuracy without noise, by number of
-    clients a round.
+    """Returns the study of the accuracy without noise by the number of clients a round (multi-epoch
+    paper, Figure 10).
 
     With the most clients a run trains six epochs, with fewer at most one. Beside these runs are
     private ones. At the paper's size they have the settings of Fig. 3, since those of Fig. 10 are
@@ -481,7 +485,7 @@ def _bands(rounds: int, population: int, cohort: int, epsilon: float) -> int:
 
 
 def best_bands(size: Size, epsilon: float) -> int:
-    """Returns the number of bands with the least error.
+    """Returns the number of bands with the least error at an epsilon.
 
     At the paper's size it is the printed number, which has the least error too (docs/papers).
     """

@@ -24,22 +24,26 @@ from fedmf.reports.groups import final_metric
 from fedmf.reports.text import plain
 from fedmf.runs.folder import Run
 
-# The caption of Figure 3 has these numbers.
+# At this epsilon, the multi-epoch paper's best mechanism is within this relative distance of
+# training without noise (caption of Figure 3).
 WITHIN = 0.02
 WITHIN_EPSILON = 8.841
-# Figure 12 has these two rates at every epsilon, and the text says which of them is better at this
-# epsilon.
+# The two server rates of Figure 12 of the multi-epoch paper, and the epsilon at which it says that
+# the lower rate is better.
 LOWER_RATE, LARGER_RATE = 0.5, 1.0
 LOWER_RATE_EPSILON = 2.0
 _BASELINES = (grids.MF_1_1, grids.HONAKER_6, grids.SGDM)
-# Reasons why the printed accuracies are not judged, at a smaller scale and at the papers' scale.
+# Reasons why clauses on printed accuracies are not judged, at smaller sizes and at the papers'
+# size.
 _REAL_DATA = "The printed accuracies are of the real data and the published model."
 _NO_TOLERANCE = "They stand beside ours in numbers.csv; the paper does not say how near is equal."
 
 
 @trained(grids.epochs, "multi-epoch-figure-3")
 def figure_3(scores: Sequence[Score], size: Size) -> Outcome:
-    """Judges the caption and the text of Figure 3 (Sec. 5.3)."""
+    """Judges the order of the accuracies in Figure 3 of the multi-epoch paper, by its caption and
+    by Section 5.3.
+    """
     pairs = [
         *((grids.MF_6_6, line) for line in (grids.MF_1_6, *_BASELINES)),
         *((grids.MF_1_6, line) for line in _BASELINES),
@@ -84,8 +88,11 @@ def _less_epsilon_suffices(scores: Sequence[Score]) -> list[Clause]:
 
 @trained(grids.epochs, "multi-epoch-table-4")
 def table_4(scores: Sequence[Score], size: Size) -> Outcome:
-    """Judges the orders of Table 4, with the rows of Tables 4 and 5: mean, deviation, minimum,
-    maximum and number of runs for each rate, beside the printed ones.
+    """Judges whether accuracy rises with epsilon, and is larger with GDM than with SGDM
+    (multi-epoch paper, Table 4).
+
+    The outcome has the rows of Tables 4 and 5, with the mean, deviation, minimum, maximum and
+    number of runs for each rate, beside the printed ones.
     """
     clauses = compare.compare_at_every_epsilon(scores, [(grids.GDM, grids.SGDM)])
     return _table(scores, size, clauses, (grids.SGDM, grids.GDM))
@@ -93,7 +100,9 @@ def table_4(scores: Sequence[Score], size: Size) -> Outcome:
 
 @trained(grids.epochs, "multi-epoch-table-5")
 def table_5(scores: Sequence[Score], size: Size) -> Outcome:
-    """Judges the orders of Table 5, with the same rows as Table 4."""
+    """Judges whether accuracy rises with epsilon, and orders the mechanisms as in Table 5 of the
+    multi-epoch paper.
+    """
     pairs = [
         (grids.MF_6_6, grids.MF_1_6),
         (grids.MF_1_6, grids.MF_1_1),
@@ -107,7 +116,9 @@ def table_5(scores: Sequence[Score], size: Size) -> Outcome:
 def _table(
     scores: Sequence[Score], size: Size, clauses: Sequence[Clause], lines: Sequence[str]
 ) -> Outcome:
-    """Returns the outcome of a table whose lines gain with epsilon."""
+    """Returns the outcome of a table, and judges whether the accuracy of each of `lines` rises with
+    epsilon.
+    """
     rising_clauses = []
     for line in lines:
         for smaller, larger in itertools.pairwise(compare.targets(scores)):

@@ -1,5 +1,5 @@
-"""Figures and tables of Denisov et al. 2022, of the banded paper and of the slides on
-StackOverflow, judged from the studies in `stackoverflow`.
+"""Figures and tables on StackOverflow of Denisov's paper, of the banded paper and of the slides,
+judged from the studies in `stackoverflow`.
 """
 
 import collections
@@ -24,13 +24,16 @@ from fedmf.runs.folder import Run
 # Share of the gap between private and non-private training that Denisov et al. 2022 close with
 # Figure 3 (Sec. 5).
 CLOSED_SHARE = 2 / 3
-# The paper has the highest epsilon at which its banded mechanism is not the dense optimum.
+# The highest epsilon of the banded paper at which its best banded mechanism differs from the dense
+# optimum.
 _CENTRE_EPSILON = 8.0
 
 
 @trained(grids.denisov, "denisov-figure-2")
 def denisov_2(scores: Sequence[Score], size: Size) -> Outcome:
-    """Judges the order of the four mechanisms at every epsilon."""
+    """Judges whether the two optimal mechanisms are more accurate than the two estimators of the
+    tree at every epsilon (Denisov's paper, Figure 2).
+    """
     order = (grids.MOMENTUM, grids.PREFIX, grids.FULL, grids.ONLINE)
     pairs = [*itertools.pairwise(order), (grids.MOMENTUM, grids.ONLINE)]
     clauses = compare.compare_at_every_epsilon(scores, [*pairs, (grids.PREFIX, grids.ONLINE)])
@@ -103,7 +106,7 @@ def banded_1(scores: Sequence[Score], size: Size) -> Outcome:
 
 
 class _Setting(NamedTuple):
-    """Setting of one run of Table 3 of Denisov et al. 2022."""
+    """Learning rates and momentum of one run of Table 3 of Denisov's paper."""
 
     server_rate: float
     client_rate: float
@@ -116,7 +119,7 @@ class _Setting(NamedTuple):
 
 
 def _setting(run: Run) -> _Setting:
-    """Returns the setting of a run."""
+    """Returns the learning rates and the momentum of a run."""
     config = run.config
     return _Setting(
         config.server_learning_rate, config.client_learning_rate, config.server_momentum

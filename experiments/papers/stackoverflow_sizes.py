@@ -1,5 +1,5 @@
-"""Sizes of the StackOverflow experiments: the papers' own, and smaller ones that train within
-minutes.
+"""Sizes of the StackOverflow experiments, which are the papers' own, and smaller ones that train
+within minutes.
 """
 
 import dataclasses
@@ -158,9 +158,9 @@ SIZES: dict[Any, Size] = {
         corpus={"sentences_per_client": 6.0, "vocabulary_size": 260},
     ),
 }
-# Sizes for the two papers before the banded paper, in which all clients of a round train.
+# Sizes for the two papers before the banded one. At their full size, all clients of a round train.
 EARLIER = SIZES | {"full": Size(simulated=None)}
-# Fields that replace those of scale "small" in some of the studies.
+# Fields that replace those of size "small" in studies that need many rounds.
 _LONG: Fields = {
     "rounds": 512,
     "rounds_once": 512,
