@@ -152,12 +152,16 @@ def slides() -> None:
     )
     says(
         page,
-        "of ten steps at epsilon 16 have a share of {}%.",
+        "of ten steps at epsilon 16, the relative distance of nu noise is {}%.",
         _share_of_the_way(100, 10),
     )
-    says(page, "Two epochs of 50 steps have a share of {}%.", _share_of_the_way(100, 2))
-    says(page, "their share is {}%, and six epochs", _share_of_the_way(96, 2))
-    says(page, "six epochs of 16 rounds have {}%.", _share_of_the_way(96, 6))
+    says(page, "for which the relative distance of nu noise is {}%.", _share_of_the_way(100, 2))
+    says(
+        page,
+        "that of the optimal mechanism is {}% of the error of independent",
+        _share_of_the_way(96, 2),
+    )
+    says(page, "For six epochs of 16 rounds, this ratio would be {}%.", _share_of_the_way(96, 6))
     tenth = gaussian_noise_multiplier(16, 1e-5) * math.sqrt(10)
     half = gaussian_noise_multiplier(6, 1e-5) * math.sqrt(2)
     assert abs(tenth / half - 1) < 0.01
