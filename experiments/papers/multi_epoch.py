@@ -29,8 +29,8 @@ def stackoverflow(request: Request) -> tuple[fedmf.Workload, fedmf.Participation
     participations, b = 342 rounds apart. Tests have fewer rounds.
     """
     n = request.pick(48, 2052, 2052)
-    rates = fedmf.WarmupCooldown(rounds=n, peak=1.0, warmup=0.0).learning_rates()
-    return fedmf.momentum_sgd(n, momentum=0.95, learning_rates=rates), epochs(n, 6)
+    learning_rates = fedmf.WarmupCooldown(rounds=n, peak=1.0, warmup=0.0).learning_rates()
+    return fedmf.momentum_sgd(n, momentum=0.95, learning_rates=learning_rates), epochs(n, 6)
 
 
 def _rounds(request: Request) -> str:
@@ -40,13 +40,13 @@ def _rounds(request: Request) -> str:
 @figure("multi-epoch-figure-2", "multi-epoch-figure-13")
 def figure_2(request: Request) -> Outcome:
     """Draws the workload A = B C, its factors B and C, and X = C^T C, for the optimum."""
-    workload, six = stackoverflow(request)
-    mechanism = fit(workload, six, "dense", tolerance=2e-3)
+    workload, six_epochs = stackoverflow(request)
+    mechanism = fit(workload, six_epochs, "dense", tolerance=2e-3)
     A = workload.matrix
     C = mechanism.encoder()
     X = C.T @ C
-    n = six.rounds
-    b = six.min_sep
+    n = six_epochs.rounds
+    b = six_epochs.min_sep
     largest_size, typical_size = _sizes(X, b)
     panels = [("A", A), ("B", A @ mechanism.noising()), ("C", C), ("X = CᵀC", X)]
     size_phrase = "over the diagonal's mean"
@@ -70,9 +70,11 @@ def _sizes(X: np.ndarray, min_sep: int) -> tuple[float, float]:
     others, over the mean of the diagonal.
     """
     round_distances = np.subtract.outer(np.arange(len(X)), np.arange(len(X)))
-    same_client = (round_distances % min_sep == 0) & (round_distances != 0)
-    sizes = np.abs(X) / np.diagonal(X).mean()
-    return float(sizes[same_client].max()), float(np.median(sizes[~same_client]))
+    is_same_client = (round_distances % min_sep == 0) & (round_distances != 0)
+    relative_sizes = np.abs(X) / np.diagonal(X).mean()
+    return float(relative_sizes[is_same_client].max()), float(
+        np.median(relative_sizes[~is_same_client])
+    )
 
 
 # Columns of the encoder are called orthogonal if their inner product is below this share of the
@@ -106,18 +108,18 @@ def _variances(
     """Returns a panel of each mechanism's variance by round, and the total variance in units of
     sigma squared.
     """
-    series = {
+    variance_by_name = {
         name: (sigma * fedmf.per_round_error(m, workload, order)) ** 2
         for name, m in mechanisms.items()
     }
-    panel = Lines(
-        series,
+    variance_panel = Lines(
+        variance_by_name,
         "round",
         f"variance at noise multiplier {sigma:.4g}",
         x=np.arange(1, order.rounds + 1),
         log="y",
     )
-    return panel, {name: y.sum() / sigma**2 for name, y in series.items()}
+    return variance_panel, {name: y.sum() / sigma**2 for name, y in variance_by_name.items()}
 
 
 # The mechanisms of Figure 4, as Table 1 writes them.
@@ -137,15 +139,15 @@ def figure_4(request: Request) -> Outcome:
     """
     tiny_lines = ("(Online) Honaker(n=200)x10", "FFT(n=200)x10")
     chosen_lines = request.pick(tiny_lines, ALL_LINES, ALL_LINES)
-    rows = {row.label: row for row in printed.MULTI_EPOCH_TABLE_1}
+    row_by_label = {row.label: row for row in printed.MULTI_EPOCH_TABLE_1}
     sigma = gaussian_noise_multiplier(4.38, 1e-5)
-    mechanisms = {name: stamped_row(rows[name]) for name in chosen_lines}
+    mechanisms = {name: stamped_row(row_by_label[name]) for name in chosen_lines}
     panel, losses = _variances(mechanisms, fedmf.prefix_sum(2000), CIFAR, sigma)
     return Outcome(
         [panel],
         clauses=judge_figure_4(
             loss_by_name=losses,
-            printed_losses={name: rows[name].printed for name in losses},
+            printed_losses={name: row_by_label[name].printed for name in losses},
         ),
         reduced="two of the mechanisms" if request.scale == "tiny" else "",
     )
@@ -162,31 +164,31 @@ def judge_figure_4(
     The loss of a mechanism is its total variance at sensitivity 1, so that one sigma gives all of
     them the same privacy.
     """
-    listed = ", ".join(
+    losses_text = ", ".join(
         f"{loss:.2e} {name} (printed: {printed_losses[name]})"
         for name, loss in loss_by_name.items()
     )
-    values = sorted(loss_by_name.values())
-    gap = min(high / low - 1 for low, high in itertools.pairwise(values))
+    sorted_losses = sorted(loss_by_name.values())
+    least_gap = min(high / low - 1 for low, high in itertools.pairwise(sorted_losses))
     clauses = [
         from_numbers(
             "The total variances at equal privacy are the losses of Table 1.",
             all(printed.agrees(loss, printed_losses[k]) for k, loss in loss_by_name.items()),
-            listed,
+            losses_text,
         ),
         from_numbers(
             "At equal privacy the mechanisms have different total variances.",
-            gap > 0.01,
-            f"any two differ by {100 * gap:.0f}% or more",
+            least_gap > 0.01,
+            f"any two differ by {100 * least_gap:.0f}% or more",
         ),
     ]
     text = "The optimum for 20 epochs has the least total variance."
     if OPTIMUM not in loss_by_name:
         return [*clauses, not_judged(text, "this scale has no optimum")]
-    others = min(loss for name, loss in loss_by_name.items() if name != OPTIMUM)
-    ratio = others / loss_by_name[OPTIMUM]
-    evidence = f"the least of the others is {ratio:.2f} times as large"
-    return [*clauses, from_numbers(text, ratio > 1, evidence)]
+    least_other_loss = min(loss for name, loss in loss_by_name.items() if name != OPTIMUM)
+    loss_ratio = least_other_loss / loss_by_name[OPTIMUM]
+    evidence = f"the least of the others is {loss_ratio:.2f} times as large"
+    return [*clauses, from_numbers(text, loss_ratio > 1, evidence)]
 
 
 @figure("multi-epoch-figure-5")
@@ -209,13 +211,18 @@ def figure_5(request: Request) -> Outcome:
 
 def judge_figure_5(*, total_by_name: Mapping[str, float]) -> list[Clause]:
     """Judges Figure 5 of the multi-epoch paper by the total variances of its mechanisms."""
-    name = "MF for six epochs"
-    others = {k: total / total_by_name[name] for k, total in total_by_name.items() if k != name}
+    optimum_name = "MF for six epochs"
+    relative_totals = {
+        k: total / total_by_name[optimum_name]
+        for k, total in total_by_name.items()
+        if k != optimum_name
+    }
     return [
         from_numbers(
             "For momentum and cool-down the optimum for six epochs has the least total variance.",
-            min(others.values()) > 1,
-            "in units of its total: " + ", ".join(f"{x:.2f} {k}" for k, x in others.items()),
+            min(relative_totals.values()) > 1,
+            "in units of its total: "
+            + ", ".join(f"{x:.2f} {k}" for k, x in relative_totals.items()),
         )
     ]
 
@@ -227,18 +234,20 @@ def figure_6(request: Request) -> Outcome:
     """
     workload = fedmf.prefix_sum(2000)
     is_tiny = request.scale == "tiny"
-    rows = [
+    honaker_rows = [
         row
         for row in printed.MULTI_EPOCH_TABLE_1
         if "Honaker" in row.name and (not is_tiny or row.times >= 10)
     ]
-    losses = [stamped_loss(row) for row in rows]
-    times = sorted({row.times for row in rows})
+    losses = [stamped_loss(row) for row in honaker_rows]
+    stamp_counts = sorted({row.times for row in honaker_rows})
     # In the table, the rows of the online decoder come first.
     online, full = np.array(losses).reshape(2, -1)
-    printed_losses = np.array([float(row.printed) for row in rows]).reshape(2, -1)
-    series = {"online decoder": online, "optimal decoder": full}
-    series |= {f"{name}, printed": y for name, y in zip(list(series), printed_losses, strict=True)}
+    printed_losses = np.array([float(row.printed) for row in honaker_rows]).reshape(2, -1)
+    loss_by_decoder = {"online decoder": online, "optimal decoder": full}
+    loss_by_decoder |= {
+        f"{name}, printed": y for name, y in zip(list(loss_by_decoder), printed_losses, strict=True)
+    }
     beside = {}
     optimum = None
     if not is_tiny:
@@ -247,15 +256,22 @@ def figure_6(request: Request) -> Outcome:
     return Outcome(
         [
             Lines(
-                series, "stamps", "loss", x=times, beside=beside, log="xy", ticks=times, points=True
+                loss_by_decoder,
+                "stamps",
+                "loss",
+                x=stamp_counts,
+                beside=beside,
+                log="xy",
+                ticks=stamp_counts,
+                points=True,
             )
         ],
         clauses=judge_figure_6(
-            times=times,
+            times=stamp_counts,
             online=online,
             full=full,
             optimum=optimum,
-            printed_losses=[row.printed for row in rows],
+            printed_losses=[row.printed for row in honaker_rows],
         ),
         reduced="losses in place of accuracies: training needs CIFAR-10"
         + ("; two numbers of stamps" if is_tiny else ""),
@@ -278,13 +294,13 @@ def judge_figure_6(
     """
     losses = [*online, *full]
     num_agreeing = sum(map(printed.agrees, losses, printed_losses))
-    ratio = full / online
-    listed = ", ".join(f"{r:.2f} at {s}" for s, r in zip(times, ratio, strict=True))
+    decoder_ratio = full / online
+    ratios_text = ", ".join(f"{r:.2f} at {s}" for s, r in zip(times, decoder_ratio, strict=True))
     clauses = [
         from_numbers(
             "The optimal decoder has less loss than the online one at every number of stamps.",
-            bool((ratio < 1).all()),
-            f"ratios of the losses: {listed}",
+            bool((decoder_ratio < 1).all()),
+            f"ratios of the losses: {ratios_text}",
         ),
         from_numbers(
             "The losses of both decoders are those of Table 1.",
@@ -293,13 +309,13 @@ def judge_figure_6(
         ),
     ]
     least_places = [int(np.argmin(online)), int(np.argmin(full))]
-    text = "The best number of stamps of both decoders is inside of the sweep (App. D.5)."
+    unjudged_text = "The best number of stamps of both decoders is inside of the sweep (App. D.5)."
     if optimum is None:
-        clauses.append(not_judged(text, "this scale has two numbers of stamps"))
+        clauses.append(not_judged(unjudged_text, "this scale has two numbers of stamps"))
     else:
         clauses += [
             from_numbers(
-                text,
+                unjudged_text,
                 all(0 < place < len(times) - 1 for place in least_places),
                 f"{times[least_places[0]]} stamps (online), {times[least_places[1]]} (optimal)",
             ),
@@ -309,8 +325,8 @@ def judge_figure_6(
                 f"{optimum:.2e}, and the least of both {min(losses):.2e}",
             ),
         ]
-    reason = "accuracies need training, which the item multi-epoch-figure-6-trained does"
-    return [*clauses, not_judged("The accuracies are ordered as the losses.", reason)]
+    unjudged_reason = "accuracies need training, which the item multi-epoch-figure-6-trained does"
+    return [*clauses, not_judged("The accuracies are ordered as the losses.", unjudged_reason)]
 
 
 def lower_bound(n: np.ndarray) -> np.ndarray:
@@ -341,16 +357,16 @@ def figure_14(request: Request) -> Outcome:
         return fedmf.rmse(fit(sums, single, "fft", decoder=decoder), sums, single) ** 2
 
     bound = lower_bound(n)
-    series = {
+    error_by_decoder = {
         "FFT, Corollary J.1": np.array([analytic_error(int(i)) for i in n]),
         "FFT, plain decoder": np.array([error("plain", int(i)) for i in n]),
         "FFT, optimal decoder": np.array([error("optimal", int(i)) for i in n]),
         "lower bound (Henzinger et al.)": bound,
     }
-    drawn_series = series | {"lower bound (trace norm)": trace_norm_bound(n)}
+    drawn_series = error_by_decoder | {"lower bound (trace norm)": trace_norm_bound(n)}
     return Outcome(
         [Lines(drawn_series, "rounds n", "mean squared error", x=n, column="n", log="xy")],
-        clauses=judge_figure_14(rounds=n, error_by_name=series),
+        clauses=judge_figure_14(rounds=n, error_by_name=error_by_decoder),
     )
 
 

@@ -40,27 +40,27 @@ def _accuracies(
     of Tables 4 and 5 are on the test set for the best rate.
     """
     printed_accuracies = _printed_accuracies(rows)
-    column = "test" if isinstance(rows[0], printed.NoiseRow) else "validation"
+    split_name = "test" if isinstance(rows[0], printed.NoiseRow) else "validation"
 
     def trained(request: Request) -> list[tuple[str, str, str, float, str]]:
         """Returns rows on the accuracies of the settings that have finished runs."""
         table_rows = []
         for values in by_setting(grid(request.scale), request):
             line, epsilon, rate = (values[name] for name in SETTING)
-            num_runs = int(values[f"{column} runs"])
+            num_runs = int(values[f"{split_name} runs"])
             if not num_runs:
                 continue
-            runs = "1 run" if num_runs == 1 else f"{num_runs} runs"
-            lowest_accuracy = 100 * values[f"{column} min"]
-            highest_accuracy = 100 * values[f"{column} max"]
-            at_epsilon = "without noise" if math.isinf(epsilon) else f"epsilon {epsilon:g}"
+            runs_text = "1 run" if num_runs == 1 else f"{num_runs} runs"
+            lowest_accuracy = 100 * values[f"{split_name} min"]
+            highest_accuracy = 100 * values[f"{split_name} max"]
+            epsilon_text = "without noise" if math.isinf(epsilon) else f"epsilon {epsilon:g}"
             table_rows.append(
                 (
-                    f"{line}, {at_epsilon}, rate {rate:.4f}",
-                    f"{column} accuracy, %",
+                    f"{line}, {epsilon_text}, rate {rate:.4f}",
+                    f"{split_name} accuracy, %",
                     printed_accuracies.get((line, epsilon, f"{rate:.4f}"), ""),
-                    100 * values[f"{column} mean"],
-                    f"trained: {runs}, {lowest_accuracy:.2f} to {highest_accuracy:.2f}",
+                    100 * values[f"{split_name} mean"],
+                    f"trained: {runs_text}, {lowest_accuracy:.2f} to {highest_accuracy:.2f}",
                 )
             )
         return table_rows
@@ -106,24 +106,31 @@ _SAME_RMSE_RULE = "the printed number of bands has at most 1% more error than th
 
 def _claims_of_banded_table_3(cells: Sequence[Cell]) -> list[Clause]:
     """Judges whether the best number of bands falls with more epochs and with a smaller epsilon."""
-    bands = {(cell.row, cell.column): cell.ours for cell in cells}
-    rows = list(dict.fromkeys(cell.row for cell in cells))
-    columns = list(dict.fromkeys(cell.column for cell in cells))
-    by_epochs = {row: [bands[row, column] for column in columns] for row in rows}
-    by_epsilon = {column: [bands[row, column] for row in rows] for column in columns}
-    fewer = from_numbers(
+    best_bands = {(cell.row, cell.column): cell.ours for cell in cells}
+    row_names = list(dict.fromkeys(cell.row for cell in cells))
+    column_names = list(dict.fromkeys(cell.column for cell in cells))
+    bands_by_row = {row: [best_bands[row, column] for column in column_names] for row in row_names}
+    bands_by_column = {
+        column: [best_bands[row, column] for row in row_names] for column in column_names
+    }
+    falls_with_epochs = from_numbers(
         "The best number of bands decreases as epochs increase: it never rises, and falls for the "
         "largest epsilon.",
-        all(line == sorted(line, reverse=True) for line in by_epochs.values())
-        and by_epochs[rows[-1]][0] > by_epochs[rows[-1]][-1],
-        _ends(by_epochs),
+        all(line == sorted(line, reverse=True) for line in bands_by_row.values())
+        and bands_by_row[row_names[-1]][0] > bands_by_row[row_names[-1]][-1],
+        _ends(bands_by_row),
     )
     text = "It decreases as epsilon decreases: it never rises, and falls for the fewest epochs."
-    if len(rows) < 2:
-        return [fewer, not_judged(text, "this scale has one epsilon")]
-    is_monotone = all(line == sorted(line) for line in by_epsilon.values())
-    first = by_epsilon[columns[0]]
-    return [fewer, from_numbers(text, is_monotone and first[0] < first[-1], _ends(by_epsilon))]
+    if len(row_names) < 2:
+        return [falls_with_epochs, not_judged(text, "this scale has one epsilon")]
+    is_never_rising = all(line == sorted(line) for line in bands_by_column.values())
+    fewest_epochs = bands_by_column[column_names[0]]
+    return [
+        falls_with_epochs,
+        from_numbers(
+            text, is_never_rising and fewest_epochs[0] < fewest_epochs[-1], _ends(bands_by_column)
+        ),
+    ]
 
 
 def _ends(line_by_name: Mapping[str, Sequence[float]]) -> str:
@@ -146,14 +153,16 @@ def banded_table_3(scale: Scale) -> Iterator[Cell]:
             zip(printed.BANDED_TABLE_3_EPOCHS, printed.BANDED_TABLE_3[epsilon], strict=True)
         )
         for j, k in enumerate(computed_epochs):
-            rmse = sweep_results.rmse[i, j]
-            ratio = rmse[sweep_results.bands.index(printed_by_epochs[k])] / rmse.min()
+            rmse_by_bands = sweep_results.rmse[i, j]
+            rmse_ratio = (
+                rmse_by_bands[sweep_results.bands.index(printed_by_epochs[k])] / rmse_by_bands.min()
+            )
             yield _bands(
                 f"epsilon {epsilon:g}",
                 f"k = {k}",
                 printed_by_epochs[k],
                 int(sweep_results.best[i, j]),
-                ratio,
+                rmse_ratio,
             )
 
 
@@ -168,16 +177,18 @@ def banded_table_4(scale: Scale) -> Iterator[Cell]:
     The matrices of "Multi-epoch MF" are not published, so their sensitivity under b-min-sep is
     computed from the table's first row of that mechanism.
     """
-    first_row = next(row for row in printed.BANDED_TABLE_4 if row.mechanism == "Multi-epoch MF")
-    sensitivity = float(first_row.noise_multiplier) / gaussian_noise_multiplier(
-        first_row.epsilon, _DELTA
+    multi_epoch_row = next(
+        row for row in printed.BANDED_TABLE_4 if row.mechanism == "Multi-epoch MF"
+    )
+    sensitivity = float(multi_epoch_row.noise_multiplier) / gaussian_noise_multiplier(
+        multi_epoch_row.epsilon, _DELTA
     )
     for row in printed.BANDED_TABLE_4:
-        if row is not first_row:
+        if row is not multi_epoch_row:
             computed_noise = gaussian_noise_multiplier(row.epsilon, _DELTA)
-            computed_noise *= sensitivity if row.mechanism == first_row.mechanism else 1.0
-            name = f"{row.mechanism}, epsilon {row.epsilon:g}"
-            yield Cell(name, "sigma", row.noise_multiplier, computed_noise)
+            computed_noise *= sensitivity if row.mechanism == multi_epoch_row.mechanism else 1.0
+            row_name = f"{row.mechanism}, epsilon {row.epsilon:g}"
+            yield Cell(row_name, "sigma", row.noise_multiplier, computed_noise)
 
 
 def event(bands: int) -> dict[str, Any]:
@@ -195,8 +206,8 @@ def amplified_noise(bands: int, epsilon: float) -> float:
     Each event is one participation of a column-normalised encoder, whose columns then have norm 1 /
     sqrt(6).
     """
-    per_event = sampled_gaussian_noise_multiplier(epsilon, _DELTA, **event(bands))
-    return per_event / math.sqrt(PARTICIPATIONS)
+    event_noise = sampled_gaussian_noise_multiplier(epsilon, _DELTA, **event(bands))
+    return event_noise / math.sqrt(PARTICIPATIONS)
 
 
 @table(
@@ -220,12 +231,12 @@ def banded_table_5(scale: Scale) -> Iterator[Cell]:
             if scale != "full" and (row.mechanism == "DP-SGD" or row.epsilon not in (1.0, 8.0)):
                 continue
             computed_noise = amplified_noise(row.bands, row.epsilon)
-            per_event = float(row.noise_multiplier) * math.sqrt(PARTICIPATIONS)
-            epsilon = sampled_gaussian_epsilon(per_event, _DELTA, **event(row.bands))
-            if abs(share := epsilon / row.epsilon - 1) <= _SAME_EPSILON:
+            event_noise = float(row.noise_multiplier) * math.sqrt(PARTICIPATIONS)
+            printed_epsilon = sampled_gaussian_epsilon(event_noise, _DELTA, **event(row.bands))
+            if abs(share := printed_epsilon / row.epsilon - 1) <= _SAME_EPSILON:
                 near_note = f"the printed gives {100 * share:+.3f}% of epsilon"
-        name = f"{row.mechanism}, epsilon {row.epsilon:g}"
-        yield Cell(name, "sigma", row.noise_multiplier, computed_noise, near_note)
+        row_name = f"{row.mechanism}, epsilon {row.epsilon:g}"
+        yield Cell(row_name, "sigma", row.noise_multiplier, computed_noise, near_note)
 
 
 @table(Table("banded-sec-6", rule=_SAME_RMSE_RULE))
@@ -238,7 +249,7 @@ def banded_bands(scale: Scale) -> Iterator[Cell]:
     for row in printed.BANDED_TABLE_5:
         if row.mechanism != "Band MF" or row.bands is None or (scale != "full" and row.epsilon > 1):
             continue
-        search = BandSearch(
+        band_search = BandSearch(
             workload=fedmf.prefix_sum(ROUNDS),
             population=POPULATION,
             cohort_size=COHORT,
@@ -246,14 +257,16 @@ def banded_bands(scale: Scale) -> Iterator[Cell]:
             delta=_DELTA,
         )
         say(f"bands for epsilon {row.epsilon:g}")
-        tried_candidates = list(search.rows(None if scale == "full" else (4, 8, 12, 16)))
+        tried_candidates = list(band_search.rows(None if scale == "full" else (4, 8, 12, 16)))
         if scale == "full":
-            tried_candidates.append(search.dense())
+            tried_candidates.append(band_search.dense())
         best_candidate = min(tried_candidates, key=lambda candidate: candidate.rmse)
-        ratio = (
-            search.banded(row.bands) if row.amplified else tried_candidates[-1]
+        rmse_ratio = (
+            band_search.banded(row.bands) if row.amplified else tried_candidates[-1]
         ).rmse / best_candidate.rmse
-        yield _bands(f"epsilon {row.epsilon:g}", "bands", row.bands, best_candidate.bands, ratio)
+        yield _bands(
+            f"epsilon {row.epsilon:g}", "bands", row.bands, best_candidate.bands, rmse_ratio
+        )
 
 
 @table(
@@ -319,10 +332,10 @@ def epsilon_on_a_grid(sigma: float) -> float:
     """
     from dp_accounting.pld import privacy_loss_distribution
 
-    one_round = privacy_loss_distribution.from_gaussian_mechanism(
+    round_loss = privacy_loss_distribution.from_gaussian_mechanism(
         sigma, value_discretization_interval=1e-4, use_connect_dots=False
     )
-    return float(one_round.self_compose(ROUNDS).get_epsilon_for_delta(_DELTA))
+    return float(round_loss.self_compose(ROUNDS).get_epsilon_for_delta(_DELTA))
 
 
 @functools.cache
@@ -336,19 +349,23 @@ def unit_rmse(mechanism: str, bands: int | None, measured: str = "prefix_sum") -
     "prefix_sum" or "identity".
     """
     workload, single = sums_once(ROUNDS)
-    six = epochs(ROUNDS, PARTICIPATIONS)
-    query = workload if measured == "prefix_sum" else fedmf.identity(ROUNDS)
+    six_epochs = epochs(ROUNDS, PARTICIPATIONS)
+    measured_workload = workload if measured == "prefix_sum" else fedmf.identity(ROUNDS)
     # The banded mechanism is fitted as if clients took part only once, as `choose_bands` does.
     if mechanism == "Band MF":
-        return fedmf.rmse(fit(workload, single, "banded", bands=bands), query, six)
-    participation = single if mechanism == "Single-epoch MF" else six
+        return fedmf.rmse(
+            fit(workload, single, "banded", bands=bands), measured_workload, six_epochs
+        )
+    participation = single if mechanism == "Single-epoch MF" else six_epochs
     family, options = {
         "DP-SGD": ("identity", {}),
         "Optimal TreeAgg": printed.OPTIMAL_TREE,
         "Multi-epoch MF": printed.EQUAL_NORMS,
         "Single-epoch MF": ("dense", {"tolerance": 1e-4}),
     }[mechanism]
-    return fedmf.rmse(fit(workload, participation, family, **options), query, participation)
+    return fedmf.rmse(
+        fit(workload, participation, family, **options), measured_workload, participation
+    )
 
 
 def effective_rmse(
@@ -367,10 +384,12 @@ def effective_rmse(
     elif row.mechanism == "Multi-epoch MF" and not amplified:
         # The mechanism of this row has sensitivity 1.1269 under b-min-sep participation. The
         # table's sigma includes this factor.
-        rows = {(r.mechanism, r.epsilon): r.noise_multiplier for r in printed.BANDED_TABLE_4}
-        sigma = float(rows[row.mechanism, row.epsilon])
-    cohort = SINGLE_EPOCH_COHORT if row.mechanism == "Single-epoch MF" else COHORT
-    return unit_rmse(row.mechanism, row.bands, workload) * sigma / cohort
+        printed_noise = {
+            (r.mechanism, r.epsilon): r.noise_multiplier for r in printed.BANDED_TABLE_4
+        }
+        sigma = float(printed_noise[row.mechanism, row.epsilon])
+    cohort_size = SINGLE_EPOCH_COHORT if row.mechanism == "Single-epoch MF" else COHORT
+    return unit_rmse(row.mechanism, row.bands, workload) * sigma / cohort_size
 
 
 _RATE_RULE = "the best rate of the grid is next to the rule's"
@@ -386,21 +405,21 @@ def rates(rows: tuple[printed.TunedRow, ...], amplified: bool, scale: Scale) -> 
         is_quick = row.mechanism in ("DP-SGD", "Optimal TreeAgg")
         if scale != "full" and (not is_quick or (amplified and row.epsilon < 8.0)):
             continue
-        rate = predicted_learning_rate(effective_rmse(row, amplified=amplified))
-        nearest_rate = min(printed.RATES, key=lambda tried: abs(float(tried) - rate))
+        predicted_rate = predicted_learning_rate(effective_rmse(row, amplified=amplified))
+        nearest_rate = min(printed.RATES, key=lambda tried: abs(float(tried) - predicted_rate))
         near_note = ""
         if nearest_rate in row.neighbours:
             best_accuracy = row.accuracies[row.optimum]
-            accuracy_there = row.accuracies.get(nearest_rate)
+            predicted_accuracy = row.accuracies.get(nearest_rate)
             measured_text = (
-                f"{best_accuracy}% at the optimum, {accuracy_there}% there"
-                if accuracy_there
+                f"{best_accuracy}% at the optimum, {predicted_accuracy}% there"
+                if predicted_accuracy
                 else "not measured there"
             )
             near_note = f"beside the optimum; {measured_text}"
-        bands = f", {row.bands} bands" if row.mechanism == "Band MF" else ""
-        name = f"{row.mechanism}{bands}, epsilon {row.epsilon:g}"
-        yield Cell(name, "server rate", row.optimum, rate, near_note)
+        bands_text = f", {row.bands} bands" if row.mechanism == "Band MF" else ""
+        row_name = f"{row.mechanism}{bands_text}, epsilon {row.epsilon:g}"
+        yield Cell(row_name, "server rate", row.optimum, predicted_rate, near_note)
 
 
 @table(

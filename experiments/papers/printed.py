@@ -26,13 +26,13 @@ def agrees(value: float, printed: str) -> bool:
     >>> agrees(1.1, "≤1.15"), agrees(1.16, "≤1.15")
     (True, False)
     """
-    center = Decimal(printed.lstrip("≤"))
-    half_unit = float(Decimal(1).scaleb(int(center.as_tuple().exponent))) / 2 * (1 + 1e-9)
-    difference = value - float(center)
+    printed_center = Decimal(printed.lstrip("≤"))
+    half_unit = float(Decimal(1).scaleb(int(printed_center.as_tuple().exponent))) / 2 * (1 + 1e-9)
+    signed_difference = value - float(printed_center)
     return (
         math.isfinite(value)
-        and difference <= half_unit
-        and (printed.startswith("≤") or difference >= -half_unit)
+        and signed_difference <= half_unit
+        and (printed.startswith("≤") or signed_difference >= -half_unit)
     )
 
 
@@ -99,8 +99,12 @@ class StampedRow(NamedTuple):
     @property
     def label(self) -> str:
         """Name of the row, as the table writes it."""
-        n = 2000 // self.times
-        part_label = f"n={n}" if self.participations is None else f"k={self.participations}, n={n}"
+        part_rounds = 2000 // self.times
+        part_label = (
+            f"n={part_rounds}"
+            if self.participations is None
+            else f"k={self.participations}, n={part_rounds}"
+        )
         return f"{self.name}({part_label})" + (f"x{self.times}" if self.times > 1 else "")
 
     @property
@@ -310,22 +314,22 @@ class TunedRow(NamedTuple):
     @property
     def neighbours(self) -> tuple[str, ...]:
         """Best rate and the rates next to it on the grid."""
-        at = RATES.index(self.optimum)
-        return RATES[max(at - 1, 0) : at + 2]
+        rate_index = RATES.index(self.optimum)
+        return RATES[max(rate_index - 1, 0) : rate_index + 2]
 
 
 def _tuned(table: str) -> tuple[TunedRow, ...]:
     """Parses rows of "mechanism[/bands] | epsilon | first rate | accuracies from that rate on |
     best rate".
     """
-    rows = []
+    tuned_rows = []
     for mechanism, epsilon, first, accuracies, optimum in table_rows(table):
         name, _, bands = mechanism.partition("/")
         accuracy_by_rate = dict(zip(RATES[RATES.index(first) :], accuracies.split(), strict=False))
-        rows.append(
+        tuned_rows.append(
             TunedRow(name, float(epsilon), accuracy_by_rate, optimum, int(bands) if bands else None)
         )
-    return tuple(rows)
+    return tuple(tuned_rows)
 
 
 # The last row of Table 6 of the banded paper is DP-SGD without noise. It is stored separately,

@@ -26,7 +26,7 @@ def beside_printed(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> dic
     all_rows: list[tuple[Any, ...]] = []
     for row in rows:
         line, epsilon, rate, *_ = row
-        matches = [
+        matching_rows = [
             printed_row
             for printed_row in unmatched_rows
             if printed_row.mechanism == line
@@ -34,14 +34,18 @@ def beside_printed(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> dic
             and float(printed_row.rate) == rate
         ]
         printed_cells: tuple[Any, ...] = ("",) * len(COLUMNS)
-        if matches:
-            printed_cells = _cells(matches[0])
-            unmatched_rows.remove(matches[0])
+        if matching_rows:
+            printed_cells = _cells(matching_rows[0])
+            unmatched_rows.remove(matching_rows[0])
         all_rows.append((*row, *printed_cells))
-    num_ours = len(columns) - 3
+    num_own_columns = len(columns) - 3
     for printed_row in unmatched_rows:
-        setting = (printed_row.mechanism, float(printed_row.epsilon), float(printed_row.rate))
-        all_rows.append((*setting, *("",) * num_ours, *_cells(printed_row)))
+        printed_setting = (
+            printed_row.mechanism,
+            float(printed_row.epsilon),
+            float(printed_row.rate),
+        )
+        all_rows.append((*printed_setting, *("",) * num_own_columns, *_cells(printed_row)))
     return {"columns": (*columns, *COLUMNS), "rows": all_rows}
 
 

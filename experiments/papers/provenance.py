@@ -37,8 +37,8 @@ def code_commit(root: pathlib.Path = _ROOT) -> str:
     commit = _git(root, "rev-parse", "HEAD")
     if not top_folder or not commit or pathlib.Path(top_folder).resolve() != root.resolve():
         return UNKNOWN
-    folders = [folder for folder in _CODE_FOLDERS if (root / folder).exists()]
-    if _git(root, "status", "--porcelain", "--", *folders) != "":
+    code_folders = [folder for folder in _CODE_FOLDERS if (root / folder).exists()]
+    if _git(root, "status", "--porcelain", "--", *code_folders) != "":
         commit += "+changes"
     return commit
 
@@ -69,19 +69,19 @@ def training_commits(folder: pathlib.Path) -> tuple[str, ...]:
 
 def _recorded_commits(folder: pathlib.Path) -> tuple[str, ...]:
     """Returns the lines of the file with the training commits, or none if there is no file."""
-    path = folder / _TRAINING_COMMITS
-    return tuple(path.read_text().splitlines()) if path.is_file() else ()
+    commits_file = folder / _TRAINING_COMMITS
+    return tuple(commits_file.read_text().splitlines()) if commits_file.is_file() else ()
 
 
 def _git(root: pathlib.Path, *arguments: str) -> str | None:
     """Returns the output of a Git command, or None if it fails."""
     try:
-        process = subprocess.run(
+        git_process = subprocess.run(
             ("git", "-C", str(root), *arguments), capture_output=True, text=True, check=False
         )
     except OSError:
         return None
-    return process.stdout.strip() if process.returncode == 0 else None
+    return git_process.stdout.strip() if git_process.returncode == 0 else None
 
 
 def study_name(item: Item, request: Request) -> str | None:
@@ -108,27 +108,27 @@ def settings_digest(item: Item, request: Request) -> str:
         }
     else:
         settings = _study_settings(item.study(request.scale), request)
-    text = json.dumps(settings, sort_keys=True, default=_call)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    settings_text = json.dumps(settings, sort_keys=True, default=_call)
+    return hashlib.sha256(settings_text.encode()).hexdigest()[:16]
 
 
 def _study_settings(study: Study, request: Request) -> dict[str, Any]:
     """Returns everything that determines the runs of a study."""
     suffix, write_data = study.data
-    runs = [
+    run_settings = [
         (line, name, dataclasses.asdict(config))
         for line, name, config in study.configs(
             pathlib.Path(f"data{suffix}"), pathlib.Path("mechanisms")
         )
     ]
     synthetic_data = None if request.data is not None else _call(write_data)
-    fields = {
+    study_fields = {
         field.name: getattr(study, field.name)
         for field in dataclasses.fields(study)
         if field.name not in ("fixed", "parts", "data", "reduced")
     }
-    return fields | {
-        "runs": runs,
+    return study_fields | {
+        "runs": run_settings,
         "synthetic data": synthetic_data,
         "test sentences": request.test_sentences,
     }
@@ -158,19 +158,19 @@ def with_history(result: Mapping[str, Any], former: Mapping[str, Any] | None) ->
     """
     if former is None:
         return dict(result)
-    history = list(former.get("history", ()))
-    names_settings = "settings" in former and "commit" in former
-    same_parts = ("settings", "verdict", "clauses")
-    if names_settings and any(former[part] != result[part] for part in same_parts):
-        history.append(_history_entry(former))
-    if not history:
+    new_history = list(former.get("history", ()))
+    has_settings = "settings" in former and "commit" in former
+    compared_keys = ("settings", "verdict", "clauses")
+    if has_settings and any(former[part] != result[part] for part in compared_keys):
+        new_history.append(_history_entry(former))
+    if not new_history:
         return dict(result)
-    return {**result, "history": history}
+    return {**result, "history": new_history}
 
 
 def _history_entry(result: Mapping[str, Any]) -> dict[str, str]:
     """Returns the entry of a result in the history of its item."""
-    clauses = "; ".join(
+    clauses_text = "; ".join(
         f"{clause['text'].rstrip('.')}: {clause['verdict']} ({clause['evidence'].rstrip('.')})"
         for clause in result["clauses"]
     )
@@ -180,7 +180,7 @@ def _history_entry(result: Mapping[str, Any]) -> dict[str, str]:
         "date": result["date"],
         "settings": result["reduced"] or f"scale {result['scale']}",
         "verdict": result["verdict"],
-        "outcome": f"{clauses}.",
+        "outcome": f"{clauses_text}.",
     }
 
 

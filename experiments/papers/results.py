@@ -51,20 +51,20 @@ def run(item: Item, request: Request) -> dict[str, Any]:
     start_cpu = sum(os.times()[:4])
     with in_style():
         outcome = item.make(request)
-        table: Outcome | Lines = outcome
+        figure_drawing: Outcome | Lines = outcome
         if isinstance(outcome.figure, Figure):
             picture = as_png(outcome.figure)
         else:
             picture = draw(outcome.figure, outcome.note)
             if not outcome.columns:
-                table = outcome.figure[0]
+                figure_drawing = outcome.figure[0]
     command = f"fedmf paper run {item.name} --scale {request.scale}"
     if request.data:
         command += " --data ..."
     if request.test_sentences:
         command += f" --test-sentences {request.test_sentences}"
-    fields = ("name", "source", "number", "claim", "state")
-    result = {field: getattr(item, field) for field in fields} | {
+    item_fields = ("name", "source", "number", "claim", "state")
+    result = {field: getattr(item, field) for field in item_fields} | {
         "scale": request.scale,
         "reduced": outcome.reduced,
         "verdict": outcome.verdict,
@@ -84,7 +84,7 @@ def run(item: Item, request: Request) -> dict[str, Any]:
     if item.study is not None:
         result["training_commits"] = list(outcome.training_commits)
     for name, content in (
-        (NUMBERS, as_csv(table.columns, table.rows)),
+        (NUMBERS, as_csv(figure_drawing.columns, figure_drawing.rows)),
         (PICTURE, picture),
         (RESULT, _json(result)),
     ):
@@ -102,12 +102,12 @@ def _clause_fields(part: clause.Clause) -> dict[str, Any]:
 
 def as_csv(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     """Returns a table as CSV, where floats have 8 digits."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(columns)
+    csv_text = io.StringIO()
+    csv_writer = csv.writer(csv_text, lineterminator="\n")
+    csv_writer.writerow(columns)
     for row in rows:
-        writer.writerow([f"{x:.8g}" if isinstance(x, float | np.floating) else x for x in row])
-    return text.getvalue()
+        csv_writer.writerow([f"{x:.8g}" if isinstance(x, float | np.floating) else x for x in row])
+    return csv_text.getvalue()
 
 
 def _json(result: Mapping[str, Any]) -> str:
@@ -185,11 +185,11 @@ def report(items: Mapping[str, Item], results: pathlib.Path, page: pathlib.Path)
 
 def _surroundings(page: pathlib.Path) -> tuple[str, str]:
     """Returns the text of a page before and after its gallery."""
-    text = page.read_text() if page.is_file() else ""
-    if _BEGIN not in text or _END not in text:
+    page_text = page.read_text() if page.is_file() else ""
+    if _BEGIN not in page_text or _END not in page_text:
         return _HEAD + _BEGIN, _END
-    text_before = text.partition(_BEGIN)[0]
-    text_after = text.partition(_END)[2]
+    text_before = page_text.partition(_BEGIN)[0]
+    text_after = page_text.partition(_END)[2]
     return text_before + _BEGIN, _END + text_after
 
 
@@ -209,15 +209,15 @@ def gallery(
     sections = []
     for source, title in SOURCES.items():
         source_items = [item for item in items.values() if item.source == source]
-        page = f"{folder.name}/{source}.md" if (folder / f"{source}.md").is_file() else None
-        rows = [
-            _row(item, describe(item, result_by_name.get(item.name)), folder.name, page)
+        source_page = f"{folder.name}/{source}.md" if (folder / f"{source}.md").is_file() else None
+        item_rows = [
+            _row(item, describe(item, result_by_name.get(item.name)), folder.name, source_page)
             for item in source_items
         ]
-        if rows:
+        if item_rows:
             sections.append(
                 f"\n## {title}\n\n|picture|item|verdict|the paper's claim|\n"
-                f"|---|---|---|---|\n{''.join(rows)}"
+                f"|---|---|---|---|\n{''.join(item_rows)}"
             )
     return "".join(sections) + "\n"
 
@@ -244,32 +244,32 @@ class Description(NamedTuple):
 
 def describe(item: Item, result: Mapping[str, Any] | None) -> Description:
     """Returns the words about an item and its result, if there is one."""
-    state = _capitalized(item.state)
+    state_text = _capitalized(item.state)
     if result is None and item.make is None:
-        return Description(state, item.why, (), "", "", False)
+        return Description(state_text, item.why, (), "", "", False)
     if result is None:
         return Description("No result here", "", (), "", f"`fedmf paper run {item.name}`", False)
-    origin = f"{state}; scale {result['scale']}"
+    origin = f"{state_text}; scale {result['scale']}"
     # If a figure or table needs training, its processor time is left out: the recorded time may be
     # only that of drawing the picture. The sentence on its reduced scale has the training time.
     if item.study is None:
         origin += f"; {duration(result['processor_seconds'])} of processor time"
     if "commit" in result:
-        commit = provenance.short_commit(result["commit"])
-        origin += f"; {result['date']}, code of commit {commit}"
+        result_commit = provenance.short_commit(result["commit"])
+        origin += f"; {result['date']}, code of commit {result_commit}"
         training_commits = result.get("training_commits", [result["commit"]])
         if training_commits != [result["commit"]]:
-            commits = ", ".join(map(provenance.short_commit, training_commits))
-            origin += f"; runs trained by the code of {commits}"
-    verdict = _capitalized(result["verdict"])
-    return Description(verdict, "", result["clauses"], result["reduced"], origin, True)
+            commits_text = ", ".join(map(provenance.short_commit, training_commits))
+            origin += f"; runs trained by the code of {commits_text}"
+    verdict_text = _capitalized(result["verdict"])
+    return Description(verdict_text, "", result["clauses"], result["reduced"], origin, True)
 
 
 def clause_line(part: Mapping[str, Any]) -> str:
     """Returns a clause of result.json with its verdict and numbers, as one sentence."""
-    text = part["text"].rstrip(".")
-    evidence = part["evidence"].rstrip(".")
-    return f"{_capitalized(part['verdict'])}: {text} ({evidence})."
+    clause_text = part["text"].rstrip(".")
+    clause_evidence = part["evidence"].rstrip(".")
+    return f"{_capitalized(part['verdict'])}: {clause_text} ({clause_evidence})."
 
 
 def _capitalized(text: str) -> str:
@@ -280,25 +280,25 @@ def _capitalized(text: str) -> str:
 def _row(item: Item, description: Description, folder: str, page: str | None) -> str:
     """Returns the row of one item, with a link to the paper's page if it has one."""
     picture = f"![{item.name}]({folder}/{item.name}.png)" if description.has_picture else ""
-    title = f"**{item.number}**<br>`{item.name}`"
-    claim = item.claim
+    item_title = f"**{item.number}**<br>`{item.name}`"
+    item_claim = item.claim
     if page is not None:
-        title = f"[{item.number}]({page}#{item.name})"
+        item_title = f"[{item.number}]({page}#{item.name})"
     else:
         clause_lines = map(clause_line, description.clauses)
         detail_lines = [description.why, *clause_lines, description.reduced, description.origin]
-        claim += "".join(f"<br>{detail.rstrip('.')}." for detail in detail_lines if detail)
-    cells = (picture, title, f"**{description.verdict}**", claim)
-    return f"|{'|'.join(cell.replace('|', '/') for cell in cells)}|\n"
+        item_claim += "".join(f"<br>{detail.rstrip('.')}." for detail in detail_lines if detail)
+    row_cells = (picture, item_title, f"**{description.verdict}**", item_claim)
+    return f"|{'|'.join(cell.replace('|', '/') for cell in row_cells)}|\n"
 
 
 def thumbnail(png: bytes) -> bytes:
     """Returns a picture scaled to the page's size, in few colours."""
-    image = PIL.Image.open(io.BytesIO(png)).convert("RGB")
-    height = round(image.height * _THUMBNAIL_WIDTH / image.width)
-    small_image = image.resize((_THUMBNAIL_WIDTH, height), PIL.Image.Resampling.LANCZOS).quantize(
-        _THUMBNAIL_COLORS, dither=PIL.Image.Dither.NONE
-    )
-    out = io.BytesIO()
-    small_image.save(out, format="PNG", optimize=True)
-    return out.getvalue()
+    full_image = PIL.Image.open(io.BytesIO(png)).convert("RGB")
+    small_height = round(full_image.height * _THUMBNAIL_WIDTH / full_image.width)
+    small_image = full_image.resize(
+        (_THUMBNAIL_WIDTH, small_height), PIL.Image.Resampling.LANCZOS
+    ).quantize(_THUMBNAIL_COLORS, dither=PIL.Image.Dither.NONE)
+    png_buffer = io.BytesIO()
+    small_image.save(png_buffer, format="PNG", optimize=True)
+    return png_buffer.getvalue()

@@ -53,13 +53,13 @@ def schemes(rounds: int, separation: int) -> Schemes:
     size: dict[str, Any] = {"population": 1000 * separation, "cohort_size": 1000}
     # The numbers of bands divide the separation, because all sampling schemes allow such numbers.
     # Each is about twice the previous one.
-    bands = [1]
+    band_counts = [1]
     for b in range(2, separation + 1):
-        if separation % b == 0 and b >= 1.9 * bands[-1]:
-            bands.append(b)
+        if separation % b == 0 and b >= 1.9 * band_counts[-1]:
+            band_counts.append(b)
     workload, once = sums_once(rounds)
-    banded = {b: fit(workload, once, "banded", bands=b) for b in bands}
-    sampled_banded = {b: mechanism for b, mechanism in banded.items() if b < separation}
+    banded_by_bands = {b: fit(workload, once, "banded", bands=b) for b in band_counts}
+    sampled_banded = {b: mechanism for b, mechanism in banded_by_bands.items() if b < separation}
     # Toeplitz and BLT mechanisms are fitted for the average number of participations. The dense
     # optimum for that number has negative entries, for which no guarantee is proven, so it is left
     # out.
@@ -67,14 +67,14 @@ def schemes(rounds: int, separation: int) -> Schemes:
         {rounds: fit(workload, epochs(rounds, rounds // separation), family)}
         for family in ("toeplitz", "blt")
     )
-    bins = fedmf.BallsInBins(population=size["population"], bins=separation)
+    balls_in_bins = fedmf.BallsInBins(population=size["population"], bins=separation)
     return {
         POISSON: (sampled_banded, lambda b: fedmf.CyclicPoisson(**size, partitions=b)),
         ALLOCATION: (sampled_banded, lambda b: fedmf.CyclicRandomAllocation(**size, partitions=b)),
         "min-sep Poisson": (sampled_banded, lambda b: fedmf.MinSepPoisson(**size, min_sep=b)),
-        "balls in bins, banded": (banded, lambda b: bins),
-        "balls in bins, Toeplitz": (toeplitz, lambda b: bins),
-        "balls in bins, BLT": (blt, lambda b: bins),
+        "balls in bins, banded": (banded_by_bands, lambda b: balls_in_bins),
+        "balls in bins, Toeplitz": (toeplitz, lambda b: balls_in_bins),
+        "balls in bins, BLT": (blt, lambda b: balls_in_bins),
     }
 
 
@@ -84,28 +84,40 @@ def points(rounds: int, separation: int, epsilons: Sequence[float]) -> Iterator[
     Noise multipliers are in units of the largest column norm of the encoder.
     """
     workload, once = sums_once(rounds)
-    order = fedmf.Participation(rounds=rounds, schema="fixed_epoch", min_sep=separation)
-    dense_rmse = fedmf.rmse(fit(workload, order, "dense", tolerance=1e-3), workload, order)
+    fixed_order = fedmf.Participation(rounds=rounds, schema="fixed_epoch", min_sep=separation)
+    dense_rmse = fedmf.rmse(
+        fit(workload, fixed_order, "dense", tolerance=1e-3), workload, fixed_order
+    )
     for epsilon in epsilons:
         sigma = gaussian_noise_multiplier(epsilon, DELTA)
         yield Point(rounds, separation, UNAMPLIFIED, epsilon, rounds, sigma, sigma * dense_rmse)
     for name, (mechanisms, scheme) in schemes(rounds, separation).items():
-        noise = []
-        errors = []
+        noise_multipliers = []
+        rmse_by_bands = []
         for b, mechanism in mechanisms.items():
             say(f"noise of {name}, {b} bands")
             sampling = scheme(b).for_mechanism(mechanism)
-            noise.append(_noise(sampling, mechanism, epsilons))
-            errors.append(noise[-1] * fedmf.rmse(mechanism, workload, once))
-        for j, i in enumerate(np.argmin(errors, axis=0)):
-            best_point = list(mechanisms)[i], float(noise[i][j]), float(errors[i][j])
+            noise_multipliers.append(_noise(sampling, mechanism, epsilons))
+            rmse_by_bands.append(noise_multipliers[-1] * fedmf.rmse(mechanism, workload, once))
+        for j, i in enumerate(np.argmin(rmse_by_bands, axis=0)):
+            best_point = (
+                list(mechanisms)[i],
+                float(noise_multipliers[i][j]),
+                float(rmse_by_bands[i][j]),
+            )
             yield Point(rounds, separation, name, epsilons[j], *best_point)
 
 
 def _noise(sampling: Sampling, mechanism: fedmf.Mechanism, epsilons: Sequence[float]) -> np.ndarray:
-    norm = column_norm(mechanism)
-    how = {"tolerance": 0.01, "ratio": 2.0} if sampling.simulated else {"tolerance": 1e-3}
-    return inverse(lambda s: sampling.expected_epsilon(mechanism, s * norm, DELTA), epsilons, **how)
+    largest_column_norm = column_norm(mechanism)
+    search_options = (
+        {"tolerance": 0.01, "ratio": 2.0} if sampling.simulated else {"tolerance": 1e-3}
+    )
+    return inverse(
+        lambda s: sampling.expected_epsilon(mechanism, s * largest_column_norm, DELTA),
+        epsilons,
+        **search_options,
+    )
 
 
 @figure("fedmf-schemes")
@@ -125,24 +137,24 @@ def ways_to_draw(request: Request) -> Outcome:
     panels = []
     ratios = []
     for n, b in settings:
-        points_here = [point for point in all_points if point[:2] == (n, b)]
+        setting_points = [point for point in all_points if point[:2] == (n, b)]
         rmse = {
-            name: np.array([p.rmse for p in points_here if p.scheme == name])
-            for name in dict.fromkeys(p.scheme for p in points_here)
+            name: np.array([p.rmse for p in setting_points if p.scheme == name])
+            for name in dict.fromkeys(p.scheme for p in setting_points)
         }
         ratios.append(rmse[ALLOCATION] / rmse[POISSON])
-        shape = {"x": epsilons, "xlabel": "epsilon", "ticks": epsilons}
+        panel_options = {"x": epsilons, "xlabel": "epsilon", "ticks": epsilons}
         panels.append(
             Lines(
                 rmse,
-                **shape,
+                **panel_options,
                 log="xy",
                 ylabel="rmse, clip norms",
                 title=f"n = {n}, once in {b} rounds",
             )
         )
         relative_noise = {name: y / rmse[UNAMPLIFIED] for name, y in rmse.items()}
-        panels.append(Lines(relative_noise, **shape, log="x", ylabel="over unamplified"))
+        panels.append(Lines(relative_noise, **panel_options, log="x", ylabel="over unamplified"))
     return Outcome(
         panels,
         clauses=judge_ways_to_draw(settings=settings, epsilons=epsilons, ratios=ratios),

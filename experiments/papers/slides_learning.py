@@ -60,7 +60,7 @@ class Comparison:
     def add(self, panel: str, x: float, eta: float, spectrum: np.ndarray, *noises: Noise) -> None:
         """Adds a point with the error by formula and by simulation, for each kind of noise."""
         for noise in noises:
-            formula = theory.stationary_error(noise, eta, spectrum, sampled=self.sampled)
+            formula_error = theory.stationary_error(noise, eta, spectrum, sampled=self.sampled)
             simulation = simulated(
                 noise,
                 eta,
@@ -70,10 +70,14 @@ class Comparison:
                 seed=len(self.points),
                 sampled=self.sampled,
             )
-            mean = simulation.mean()
-            error = simulation.std(ddof=1) / np.sqrt(self.chains)
-            deviations = (mean - formula) / error
-            self.points.append(Point(panel, noise.name, x, formula, mean, error, deviations))
+            simulated_mean = simulation.mean()
+            standard_error = simulation.std(ddof=1) / np.sqrt(self.chains)
+            deviations = (simulated_mean - formula_error) / standard_error
+            self.points.append(
+                Point(
+                    panel, noise.name, x, formula_error, simulated_mean, standard_error, deviations
+                )
+            )
 
     def line(self, panel: str, noise: str) -> np.ndarray:
         """Returns x, formula, simulation and its standard error of one line, float64 (4,
@@ -87,16 +91,16 @@ class Comparison:
         """
         panels: list[Lines] = []
         for panel in dict.fromkeys(p.panel for p in self.points):
-            formulas = {}
+            formula_by_name = {}
             simulated_by_name = {}
             for noise in dict.fromkeys(p.noise for p in self.points if p.panel == panel):
                 x, formula, mean, error = self.line(panel, noise)
-                formulas[noise] = Line(x, formula)
+                formula_by_name[noise] = Line(x, formula)
                 interval_ends = mean - 2 * error, mean + 2 * error
                 simulated_by_name[f"{noise}, simulated"] = Line(x, mean, *interval_ends)
             ylabel = "" if panels else "stationary error · ρ"
-            shape = {"beside": formulas, "points": True, "log": "xy", "ticks": x}
-            panels.append(Lines(simulated_by_name, xlabel, ylabel, title=panel, **shape))
+            panel_options = {"beside": formula_by_name, "points": True, "log": "xy", "ticks": x}
+            panels.append(Lines(simulated_by_name, xlabel, ylabel, title=panel, **panel_options))
         return Outcome(
             panels,
             clauses=clauses,
@@ -109,20 +113,20 @@ class Comparison:
 
 def _line(points: Sequence[Point], panel: str, noise: str) -> tuple[np.ndarray, np.ndarray]:
     """Returns x and the formula of one line."""
-    pairs = [(p.x, p.formula) for p in points if (p.panel, p.noise) == (panel, noise)]
-    x, formula = np.array(pairs).T
+    xy_pairs = [(p.x, p.formula) for p in points if (p.panel, p.noise) == (panel, noise)]
+    x, formula = np.array(xy_pairs).T
     return x, formula
 
 
 def _judge_simulation(points: Sequence[Point]) -> Clause:
     """Judges whether theory predicts the simulations, at every point."""
     largest_deviation = max(abs(p.deviations) for p in points)
-    share = max(p.deviation / p.simulated for p in points)
+    largest_share = max(p.deviation / p.simulated for p in points)
     return from_numbers(
         f"Theory predicts the simulations: all are within {FAR:g} standard errors of the formula.",
         largest_deviation < FAR,
         f"{len(points)} points; the farthest is {largest_deviation:.1f} standard errors away, of "
-        f"at most {100 * share:.1f}% each",
+        f"at most {100 * largest_share:.1f}% each",
     )
 
 
@@ -137,9 +141,9 @@ def _judge_power(text: str, power: float, expected: float, evidence: str) -> Cla
 
 def _judge_bound(text: str, ratios: np.ndarray, *, is_upper: bool) -> Clause:
     """Judges whether errors are at most, or at least, those of a rate of the slides."""
-    is_true = ratios.max() <= 1 if is_upper else ratios.min() >= 1
+    is_within_bound = ratios.max() <= 1 if is_upper else ratios.min() >= 1
     evidence = f"{ratios.min():.2g} to {ratios.max():.2g} times the rate"
-    return from_numbers(text, bool(is_true), evidence)
+    return from_numbers(text, bool(is_within_bound), evidence)
 
 
 # Powers are judged to this absolute tolerance. Rates hold to first order in the learning rate.
@@ -180,14 +184,14 @@ def mean_estimation(request: Request) -> Outcome:
     """Draws the error of mean estimation over the learning rate, and over nu at one learning
     rate.
     """
-    etas = request.pick(
+    learning_rates = request.pick(
         (0.02, 0.1), (0.02, 0.05, 0.1, 0.2, 0.4), (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4)
     )
     unit_spectrum = np.ones(1)
     comparison = Comparison(request.pick(4000, 20_000, 200_000), sampled=False)
-    for eta in etas:
-        noises = independent(), damped(eta), anti_pgd(1 - np.sqrt(2 * eta))
-        comparison.add("over eta; nu = eta", eta, eta, unit_spectrum, *noises)
+    for eta in learning_rates:
+        noise_kinds = independent(), damped(eta), anti_pgd(1 - np.sqrt(2 * eta))
+        comparison.add("over eta; nu = eta", eta, eta, unit_spectrum, *noise_kinds)
     for nu in (0.01, 0.02, 0.05, 0.2, 0.8):
         comparison.add("over nu; eta = 0.05", nu, 0.05, unit_spectrum, damped(nu))
     closed_form_error = max(
@@ -196,7 +200,7 @@ def mean_estimation(request: Request) -> Outcome:
             / theory.stationary_error(damped(eta), eta, unit_spectrum)
             - 1
         )
-        for eta in etas
+        for eta in learning_rates
     )
     small_errors = {
         name: _small_errors(noise, unit_spectrum, sampled=False)
@@ -221,24 +225,24 @@ def judge_mean_estimation(
     """
     over_eta, over_nu = dict.fromkeys(p.panel for p in points)
     etas, ftrl = _line(points, over_eta, FTRL)
-    nus, errors = _line(points, over_nu, FTRL)
-    least = nus[np.argmin(errors)]
+    nus, nu_errors = _line(points, over_nu, FTRL)
+    best_nu = nus[np.argmin(nu_errors)]
     unit_spectrum = np.ones(1)
-    at_small = f"of eta between {_SMALL_ETAS[0]} and {_SMALL_ETAS[1]}"
-    normalized = small_errors[FTRL] / _squared_rate(np.array(_SMALL_ETAS), unit_spectrum)
+    eta_range = f"of eta between {_SMALL_ETAS[0]} and {_SMALL_ETAS[1]}"
+    normalized_errors = small_errors[FTRL] / _squared_rate(np.array(_SMALL_ETAS), unit_spectrum)
     return [
         _judge_simulation(points),
         _judge_power(
             "With independent noise the error is of order eta",
             _small_power(small_errors[SGD]),
             1.0,
-            at_small,
+            eta_range,
         ),
         _judge_power(
             "With the best noise it is of order eta² log²(1 / eta)",
-            2.0 + _small_power(normalized),
+            2.0 + _small_power(normalized_errors),
             2.0,
-            f"{at_small}, beside the logarithm",
+            f"{eta_range}, beside the logarithm",
         ),
         _judge_bound(
             "With the best noise it is at most eta² log²(1 / eta) / rho at every eta.",
@@ -247,9 +251,9 @@ def judge_mean_estimation(
         ),
         from_numbers(
             "The noise of nu = eta attains the least error of all.",
-            closed_form_error < 1e-6 and bool(np.isclose(least, 0.05)),
+            closed_form_error < 1e-6 and bool(np.isclose(best_nu, 0.05)),
             f"the least error to {closed_form_error:.0e}; at eta = 0.05 the best nu tried is "
-            f"{least:g}",
+            f"{best_nu:g}",
         ),
     ]
 
@@ -264,13 +268,13 @@ def linear_regression(request: Request) -> Outcome:
     comparison = Comparison(request.pick(400, 512, 4096), sampled=True)
     for panel, spectrum_of in (("d", high), ("2 - 1/d", low)):
         for d in dimensions:
-            H = spectrum_of(d)
-            noises = (
+            eigenvalues = spectrum_of(d)
+            noise_kinds = (
                 independent(),
-                damped(eta * H.min()),
-                best(eta, H, sampled=True),
+                damped(eta * eigenvalues.min()),
+                best(eta, eigenvalues, sampled=True),
             )
-            comparison.add(f"effective dimension {panel}", d, eta, H, *noises)
+            comparison.add(f"effective dimension {panel}", d, eta, eigenvalues, *noise_kinds)
     reduced = "no clipping, as in the slides"
     if request.scale == "tiny":
         reduced += "; dimensions up to 4"
@@ -336,10 +340,12 @@ def judge_linear_regression(*, points: Sequence[Point], eta: float) -> list[Clau
 def learning_rate(request: Request) -> Outcome:
     """Draws the error of linear regression over the learning rate."""
     d, chains = request.pick((2, 400), (8, 512), (8, 4096))
-    etas = request.pick((0.05, 0.1), (0.01, 0.02, 0.05, 0.1), (0.005, 0.01, 0.02, 0.05, 0.1))
+    learning_rates = request.pick(
+        (0.05, 0.1), (0.01, 0.02, 0.05, 0.1), (0.005, 0.01, 0.02, 0.05, 0.1)
+    )
     comparison = Comparison(chains, sampled=True)
     for panel, H in ((f"d = {d}, high", high(d)), (f"d = {d}, low", low(d))):
-        for eta in etas:
+        for eta in learning_rates:
             comparison.add(
                 panel,
                 eta,

@@ -92,17 +92,17 @@ def best(eta: float, spectrum: np.ndarray, *, sampled: bool) -> Noise:
     The coefficients of C = 1 / B are those of the minimum-phase function with this modulus, which
     is computed from the modulus' cepstrum.
     """
-    power = _weight(eta, spectrum, sampled) ** -0.5
+    power_spectrum = _weight(eta, spectrum, sampled) ** -0.5
     # The cepstrum of |C|, where C = 1 / B, and B is the Fourier transform of the noise's
     # coefficients.
-    cepstrum = np.fft.ifft(-0.5 * np.log(power)).real
+    cepstrum = np.fft.ifft(-0.5 * np.log(power_spectrum)).real
     causal_cepstrum = np.zeros(POINTS)
     causal_cepstrum[0] = cepstrum[0]
     causal_cepstrum[1 : POINTS // 2] = 2 * cepstrum[1 : POINTS // 2]
     c = np.fft.ifft(np.exp(np.fft.fft(causal_cepstrum))).real
     return Noise(
         name="best",
-        power=power,
+        power=power_spectrum,
         mechanism=lambda n: ToeplitzMechanism(rounds=n, coefficients=c[:n]),
     )
 
@@ -114,17 +114,18 @@ def _weight(eta: float, spectrum: np.ndarray, sampled: bool) -> np.ndarray:
     where |B|^2 is the power spectrum of the noise.
     """
     denominator = 2 - 2 * eta * spectrum
-    share = (2 - eta * spectrum) / denominator if sampled else np.ones(len(spectrum))
-    loss = 1 - (eta * spectrum / denominator).sum() if sampled else 1.0
-    if loss <= 0:
+    eigenvalue_weights = (2 - eta * spectrum) / denominator if sampled else np.ones(len(spectrum))
+    sampling_factor = 1 - (eta * spectrum / denominator).sum() if sampled else 1.0
+    if sampling_factor <= 0:
         raise ValueError(
             f"eta={eta} is too large for examples of this spectrum: their own variance diverges"
         )
-    turn = np.exp(1j * OMEGA)
-    response = sum(
-        s * v / np.abs(1 - eta * v - turn) ** 2 for s, v in zip(share, spectrum, strict=True)
+    rotation = np.exp(1j * OMEGA)
+    frequency_response = sum(
+        s * v / np.abs(1 - eta * v - rotation) ** 2
+        for s, v in zip(eigenvalue_weights, spectrum, strict=True)
     )
-    return 0.5 * eta**2 * response / loss
+    return 0.5 * eta**2 * frequency_response / sampling_factor
 
 
 def stationary_error(
@@ -147,8 +148,8 @@ def rounds_for(noise: Noise, eta: float, spectrum: np.ndarray, left: float = 1e-
 
     The slowest decay, of errors or of coefficients, then leaves the share `left` of a square.
     """
-    slowest = min(noise.decay, eta * spectrum.min())
-    return max(2, int(np.ceil(np.log(left) / (2 * np.log1p(-slowest)))))
+    slowest_decay = min(noise.decay, eta * spectrum.min())
+    return max(2, int(np.ceil(np.log(left) / (2 * np.log1p(-slowest_decay)))))
 
 
 def simulated(
@@ -170,14 +171,14 @@ def simulated(
     """
     mechanism = noise.mechanism(rounds)
     stddev = fedmf.sensitivity(mechanism, one_participation(rounds)).value / np.sqrt(2.0)
-    draws = np.random.default_rng([seed, 0])
-    examples = np.random.default_rng([seed, 1])
-    shape = (chains, len(spectrum))
-    scale = np.sqrt(spectrum)
-    e = np.zeros(shape)
-    for row in mechanism.stream().rows(lambda i: draws.standard_normal(shape)):
+    noise_rng = np.random.default_rng([seed, 0])
+    example_rng = np.random.default_rng([seed, 1])
+    error_shape = (chains, len(spectrum))
+    example_scale = np.sqrt(spectrum)
+    e = np.zeros(error_shape)
+    for row in mechanism.stream().rows(lambda i: noise_rng.standard_normal(error_shape)):
         if sampled:
-            x = scale * examples.standard_normal(shape)
+            x = example_scale * example_rng.standard_normal(error_shape)
             gradient = x * (x * e).sum(axis=1, keepdims=True)
         else:
             gradient = spectrum * e

@@ -40,8 +40,8 @@ def _trained(
     noise = plan.mechanism.stream().rows(lambda i: rng.standard_normal((chains, d)))
     for t, row in enumerate(noise):
         gradient = x[t] * ((x[t] * theta).sum(axis=1) - y[t])[:, None]
-        norms = np.linalg.norm(gradient, axis=1, keepdims=True)
-        gradient *= np.minimum(1.0, CLIP_NORM / np.maximum(norms, 1e-30))
+        gradient_norms = np.linalg.norm(gradient, axis=1, keepdims=True)
+        gradient *= np.minimum(1.0, CLIP_NORM / np.maximum(gradient_norms, 1e-30))
         theta = theta - eta * (gradient + plan.stddev * row)
     return ((theta - weights) ** 2).sum(axis=1)
 
@@ -69,52 +69,75 @@ def finite_time(request: Request) -> Outcome:
     """Draws the error on the task `regression` after T steps with clipping, at the best learning
     rate.
     """
-    chains = request.pick(16, 64, 256)
+    num_chains = request.pick(16, 64, 256)
     d = 4
-    lengths = request.pick(
+    iteration_counts = request.pick(
         (128, 512), (256, 512, 1024, 2048, 4096), (256, 512, 1024, 2048, 4096, 8192)
     )
-    data = RegressionOptions(
-        features=d, decay=0.0, examples=1, noise=0.01, shift=0.0, clients=chains * lengths[-1]
+    task_options = RegressionOptions(
+        features=d,
+        decay=0.0,
+        examples=1,
+        noise=0.01,
+        shift=0.0,
+        clients=num_chains * iteration_counts[-1],
     )
-    examples = [client_examples(data, i) for i in range(data.clients)]
-    x = np.stack([a[0] for a, _ in examples]).astype(np.float64).reshape(lengths[-1], chains, d)
-    y = np.array([b[0, 0] for _, b in examples], dtype=np.float64).reshape(lengths[-1], chains)
-    weights = true_weights(data)
-    half_chains = chains // 2
+    chain_examples = [client_examples(task_options, i) for i in range(task_options.clients)]
+    x = (
+        np.stack([a[0] for a, _ in chain_examples])
+        .astype(np.float64)
+        .reshape(iteration_counts[-1], num_chains, d)
+    )
+    y = np.array([b[0, 0] for _, b in chain_examples], dtype=np.float64).reshape(
+        iteration_counts[-1], num_chains
+    )
+    true_theta = true_weights(task_options)
+    half_chains = num_chains // 2
     rows: list[tuple[Any, ...]] = []
-    series = {}
+    line_by_label = {}
     errors_by_name = {}
     formula_by_name = {}
     for name, noise in KINDS.items():
-        reported = []
-        for T in lengths:
+        reported_errors = []
+        for T in iteration_counts:
             tried_rows = []
             for eta in 2.0 ** np.arange(-9, 0, 0.5):
                 mechanism = noise(eta).mechanism(T)
-                tried_rows.append((eta, _trained(x[:T], y[:T], weights, eta, mechanism, len(rows))))
+                tried_rows.append(
+                    (eta, _trained(x[:T], y[:T], true_theta, eta, mechanism, len(rows)))
+                )
             # Half of the chains choose the learning rate, and the other half gives the reported
             # error.
             eta, tried_errors = min(tried_rows, key=lambda pair: pair[1][:half_chains].mean())
-            reported.append(tried_errors[half_chains:])
-            error = reported[-1].std(ddof=1) / np.sqrt(half_chains)
-            rows.append((name, T, eta, reported[-1].mean(), error))
-        mean, error = np.array([row[3:] for row in rows if row[0] == name]).T
-        errors_by_name[name] = np.stack(reported)
-        formula_by_name[name] = np.array([predicted(name, T, d) for T in lengths])
-        series[f"{name}, clipped"] = Line(lengths, mean, mean - 2 * error, mean + 2 * error)
-        label = f"{name}, formula without clipping"
-        series[label] = Line(lengths, formula_by_name[name])
+            reported_errors.append(tried_errors[half_chains:])
+            standard_error = reported_errors[-1].std(ddof=1) / np.sqrt(half_chains)
+            rows.append((name, T, eta, reported_errors[-1].mean(), standard_error))
+        mean, standard_error = np.array([row[3:] for row in rows if row[0] == name]).T
+        errors_by_name[name] = np.stack(reported_errors)
+        formula_by_name[name] = np.array([predicted(name, T, d) for T in iteration_counts])
+        line_by_label[f"{name}, clipped"] = Line(
+            iteration_counts, mean, mean - 2 * standard_error, mean + 2 * standard_error
+        )
+        formula_label = f"{name}, formula without clipping"
+        line_by_label[formula_label] = Line(iteration_counts, formula_by_name[name])
     return Outcome(
-        [Lines(series, "iterations T", "error at the best learning rate", log="xy", ticks=lengths)],
+        [
+            Lines(
+                line_by_label,
+                "iterations T",
+                "error at the best learning rate",
+                log="xy",
+                ticks=iteration_counts,
+            )
+        ],
         clauses=judge_finite_time(
-            lengths=np.array(lengths),
+            lengths=np.array(iteration_counts),
             errors_by_name=errors_by_name,
             formula_by_name=formula_by_name,
         ),
         columns=("mechanism", "T", "learning rate", "error", "standard error"),
         rows=rows,
-        seeds=(data.seed, *range(len(rows))),
+        seeds=(task_options.seed, *range(len(rows))),
         reduced="labels with little noise, which leaves the error of privacy",
     )
 

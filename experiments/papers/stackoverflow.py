@@ -66,7 +66,7 @@ def _study(
 
     `once` is true for Denisov's experiments, which have one epoch.
     """
-    names = {"prefix": 0.0} | {
+    momentum_by_file = {"prefix": 0.0} | {
         f"momentum-{beta:g}": beta for beta in (*size.momentums, size.momentum) if beta
     }
     common_fields = {
@@ -76,8 +76,8 @@ def _study(
         "client_learning_rate": size.client_rate,
         "warmup": 0.0,
     }
-    options = size.options or {"model": "published"}
-    write = functools.partial(
+    task_options = size.options or {"model": "published"}
+    write_data = functools.partial(
         write_synthetic_corpus,
         clients=size.population,
         seed=DATA_SEED,
@@ -86,18 +86,18 @@ def _study(
     )
     return Study(
         name=f"stackoverflow-{name}",
-        fixed=common_fields | {f"task_option.{k}": v for k, v in options.items()} | fixed,
+        fixed=common_fields | {f"task_option.{k}": v for k, v in task_options.items()} | fixed,
         parts=parts,
         repeats=size.repeats_denisov if once else size.repeats,
         repeats_every_setting=size.repeats_every_setting,
         smoothed_over=smoothed_over,
         mechanisms={
             f"{stem}{fall}{k}": functools.partial(optimum, size, beta, fall, not k)
-            for stem, beta in names.items()
+            for stem, beta in momentum_by_file.items()
             for fall in FALLS
             for k in ("", "-epochs")
         },
-        data=(".sqlite", write),
+        data=(".sqlite", write_data),
         reduced=sizes.reduced(size, once) if size.options else "",
     )
 
@@ -120,12 +120,12 @@ def optimum(size: Size, momentum: float, fall: str, once: bool) -> Mechanism:
     epoch or for all.
     """
     n = size.rounds_once if once else size.rounds
-    rates = {
+    learning_rates = {
         "": None,
         COOLDOWN: WarmupCooldown(rounds=n, peak=1.0, warmup=0.0, cooldown=0.25).learning_rates(),
         DECAY: CustomSchedule(rounds=n, peak=1.0, shares=decay(n)).learning_rates(),
     }[fall]
-    workload = fedmf.momentum_sgd(n, momentum, rates)
+    workload = fedmf.momentum_sgd(n, momentum, learning_rates)
     return fedmf.fit(workload, size.once if once else size.in_order, family="dense", tolerance=1e-3)
 
 
@@ -214,13 +214,13 @@ def decays(size: Size) -> Study:
 
 def _schedules(name: str, size: Size, lines: list[str]) -> Study:
     beta = size.momentum
-    prefix = {"family": "dense"}
+    prefix_fields = {"family": "dense"}
     momentum_file = _file(f"momentum-{beta:g}")
     cooldown_file = _file(f"momentum-{beta:g}-cooldown")
     fields_by_line = {
-        CONSTANT: prefix,
-        AFTER: prefix,
-        MORE: prefix,
+        CONSTANT: prefix_fields,
+        AFTER: prefix_fields,
+        MORE: prefix_fields,
         M_CONSTANT: momentum_file,
         M_AFTER: momentum_file,
         ONLINE: {"family": "tree", "decoder": "online"},
@@ -234,17 +234,17 @@ def _schedules(name: str, size: Size, lines: list[str]) -> Study:
     table_line_by_line = {M_CONSTANT: MOMENTUM, ONLINE: ONLINE}
     study_parts = []
     for line in lines:
-        cohort = size.single if line in (MORE, M_MORE) else size.denisov
-        fall: Fields = {"cooldown": 0.0 if line in (CONSTANT, M_CONSTANT, ONLINE) else 0.25}
+        cohort_fields = size.single if line in (MORE, M_MORE) else size.denisov
+        fall_fields: Fields = {"cooldown": 0.0 if line in (CONSTANT, M_CONSTANT, ONLINE) else 0.25}
         if line in (DECAY_AFTER, M_DECAY):
-            fall = {"learning_rate_schedule": decay(size.rounds_once)}
-        fields = fields_by_line.get(line, cooldown_file) | fall
+            fall_fields = {"learning_rate_schedule": decay(size.rounds_once)}
+        line_fields = fields_by_line.get(line, cooldown_file) | fall_fields
         if line in table_line_by_line and not size.corpus:
             rate, _, momentum = DENISOV_TABLE_4[table_line_by_line[line]][0]
-            fields |= {"server_learning_rate": rate, "server_momentum": momentum}
+            line_fields |= {"server_learning_rate": rate, "server_momentum": momentum}
             if line == M_CONSTANT:
-                fields |= _file(f"momentum-{momentum:g}")
-        study_parts.append((line, fields | _cohort(size, cohort)))
+                line_fields |= _file(f"momentum-{momentum:g}")
+        study_parts.append((line, line_fields | _cohort(size, cohort_fields)))
     return _once(
         name,
         size,
@@ -259,27 +259,31 @@ def _schedules(name: str, size: Size, lines: list[str]) -> Study:
 def epochs(size: Size) -> Study:
     """Returns the study of Figures 3, 11 and 12 and Tables 4 and 5 of the multi-epoch paper."""
     all_epochs = _cohort(size, size.cohort)
-    order = _order(size) | all_epochs
+    order_fields = _order(size) | all_epochs
     shorter_fields = {"rounds": size.rounds_once}
     single_epoch = shorter_fields | {"schema": "single"} | _cohort(size, size.single)
     momentum_cooldown = f"momentum-{size.momentum:g}-cooldown"
-    everybody = {"schema": "every_round", "claimed_cohort": size.population}
+    all_clients = {"schema": "every_round", "claimed_cohort": size.population}
     lines: dict[str, Fields] = {
-        MF_6_6: order | _file(f"{momentum_cooldown}-epochs"),
-        MF_1_6: order | shorter_fields | _file(momentum_cooldown),
+        MF_6_6: order_fields | _file(f"{momentum_cooldown}-epochs"),
+        MF_1_6: order_fields | shorter_fields | _file(momentum_cooldown),
         MF_1_1: single_epoch | _file(momentum_cooldown),
-        HONAKER_6: order | shorter_fields | {"family": "tree", "decoder": "online"},
+        HONAKER_6: order_fields | shorter_fields | {"family": "tree", "decoder": "online"},
         SGDM: all_epochs | {"family": "identity"} | _sampled(size),
-        GDM: all_epochs | {"family": "identity"} | everybody,
+        GDM: all_epochs | {"family": "identity"} | all_clients,
     }
     study_parts = []
     for line, fields in lines.items():
         for epsilon in size.epsilons:
-            rates = size.rates
-            if (epsilon, rates) == (2.0, EPOCHS_RATES):
-                rates = (EPOCHS_RATE_AT_2, *rates)
-            study_parts.append((line, fields | {"epsilon": epsilon, "server_learning_rate": rates}))
-    study_parts.append((UNNOISED, order | {"family": "none", "server_learning_rate": size.rates}))
+            server_rates = size.rates
+            if (epsilon, server_rates) == (2.0, EPOCHS_RATES):
+                server_rates = (EPOCHS_RATE_AT_2, *server_rates)
+            study_parts.append(
+                (line, fields | {"epsilon": epsilon, "server_learning_rate": server_rates})
+            )
+    study_parts.append(
+        (UNNOISED, order_fields | {"family": "none", "server_learning_rate": size.rates})
+    )
     return _study("epochs", size, study_parts, server_momentum=size.momentum, cooldown=0.25)
 
 
@@ -291,15 +295,15 @@ def divergence(size: Size) -> Study:
     Runs without zeroing are left out. There the paper's clip turns huge updates into NaN, and
     fedmf's does not (docs/papers).
     """
-    sgdm = {"family": "identity"} | _sampled(size)
-    mf = _order(size) | _file(f"momentum-{size.momentum:g}-cooldown-epochs")
+    sgdm_fields = {"family": "identity"} | _sampled(size)
+    mf_fields = _order(size) | _file(f"momentum-{size.momentum:g}-cooldown-epochs")
     small_epsilon = size.epsilons[0]
     large_epsilon = size.epsilons[min(1, len(size.epsilons) - 1)]
-    rows = [
-        (SGDM, sgdm, small_epsilon, 0.5),
-        (SGDM, sgdm, large_epsilon, 0.5),
-        (MF_6_6, mf, small_epsilon, 0.5),
-        (MF_6_6, mf, large_epsilon, 1.0),
+    setting_rows = [
+        (SGDM, sgdm_fields, small_epsilon, 0.5),
+        (SGDM, sgdm_fields, large_epsilon, 0.5),
+        (MF_6_6, mf_fields, small_epsilon, 0.5),
+        (MF_6_6, mf_fields, large_epsilon, 1.0),
     ]
     study_parts = [
         (
@@ -308,7 +312,9 @@ def divergence(size: Size) -> Study:
             | _cohort(size, size.cohort)
             | {"epsilon": epsilon, "server_learning_rate": rate, "zeroing_norm": 100.0},
         )
-        for line, fields, epsilon, rate in (rows if small_epsilon != large_epsilon else rows[::2])
+        for line, fields, epsilon, rate in (
+            setting_rows if small_epsilon != large_epsilon else setting_rows[::2]
+        )
     ]
     return _study("divergence", size, study_parts, server_momentum=size.momentum, cooldown=0.25)
 
@@ -367,9 +373,11 @@ def phones(size: Size) -> Study:
         for line, fields in lines.items()
         for epsilon in size.epsilons_banded
     ]
-    rates = size.rates_banded or tuple(map(float, printed.BANDED_TABLE_6_UNNOISED))
-    cohort = _cohort(size, size.cohort) | {"claimed_cohort": None}
-    unnoised_fields = separation_fields | cohort | {"family": "none", "server_learning_rate": rates}
+    server_rates = size.rates_banded or tuple(map(float, printed.BANDED_TABLE_6_UNNOISED))
+    cohort_fields = _cohort(size, size.cohort) | {"claimed_cohort": None}
+    unnoised_fields = (
+        separation_fields | cohort_fields | {"family": "none", "server_learning_rate": server_rates}
+    )
     return _banded("phones", size, [*study_parts, (UNNOISED, unnoised_fields)])
 
 
@@ -405,22 +413,22 @@ def centre(size: Size) -> Study:
     """
     study_parts = []
     for epsilon in size.epsilons_banded:
-        bands = best_bands(size, epsilon)
-        sampling_fields = _sampled(size) if bands < size.epoch else _order(size)
+        best_band_count = best_bands(size, epsilon)
+        sampling_fields = _sampled(size) if best_band_count < size.epoch else _order(size)
         lines: dict[str, Fields] = {
             SGD: _sampled(size) | {"family": "identity"},
             MULTI: _order(size) | {"family": "dense", "equal_norms": True},
-            BANDED: sampling_fields | {"family": "banded", "bands": bands},
+            BANDED: sampling_fields | {"family": "banded", "bands": best_band_count},
         }
         study_parts += [
             _banded_part(size, printed.BANDED_TABLE_7, line, fields, epsilon)
             for line, fields in lines.items()
         ]
         for row in printed.BANDED_TABLE_7 if size.rates_banded is None else ():
-            if (row.mechanism, row.epsilon) == (BANDED, epsilon) and row.bands != bands:
+            if (row.mechanism, row.epsilon) == (BANDED, epsilon) and row.bands != best_band_count:
                 banded_fields = _sampled(size) | {"family": "banded", "bands": row.bands}
-                rates = tuple(map(float, row.accuracies))
-                banded_fields |= {"epsilon": epsilon, "server_learning_rate": rates}
+                server_rates = tuple(map(float, row.accuracies))
+                banded_fields |= {"epsilon": epsilon, "server_learning_rate": server_rates}
                 study_parts.append(
                     (f"{BANDED}, {row.bands} bands", banded_fields | _cohort(size, size.cohort))
                 )
@@ -434,12 +442,16 @@ def _banded_part(
 
     At the paper's size it has the learning rates for which the table prints an accuracy.
     """
-    rates = size.rates_banded
-    if rates is None:
-        row = next(row for row in table if (row.mechanism, row.epsilon) == (line, epsilon))
-        rates = tuple(map(float, row.accuracies))
-    cohort = _cohort(size, size.single if line == SINGLE else size.cohort)
-    return line, fields | cohort | {"epsilon": epsilon, "server_learning_rate": rates}
+    server_rates = size.rates_banded
+    if server_rates is None:
+        table_row = next(
+            table_row
+            for table_row in table
+            if (table_row.mechanism, table_row.epsilon) == (line, epsilon)
+        )
+        server_rates = tuple(map(float, table_row.accuracies))
+    cohort_fields = _cohort(size, size.single if line == SINGLE else size.cohort)
+    return line, fields | cohort_fields | {"epsilon": epsilon, "server_learning_rate": server_rates}
 
 
 def _banded(name: str, size: Size, parts: Parts) -> Study:
@@ -455,7 +467,7 @@ def nu_noise(size: Size) -> Study:
     The slides give no settings, so they are those of the banded paper, in a fixed order.
     """
     rates = size.rates_banded or NU_RATES
-    lines: dict[str, Fields] = {
+    fields_by_line: dict[str, Fields] = {
         NU: {"family": "toeplitz", "coefficients": "nu", "nu": printed.NUS},
         MULTI: {"family": "dense", "equal_norms": True},
         SGD: {"family": "identity"},
@@ -468,7 +480,7 @@ def nu_noise(size: Size) -> Study:
             | _cohort(size, size.cohort)
             | {"epsilon": size.epsilons_banded, "server_learning_rate": rates},
         )
-        for line, fields in lines.items()
+        for line, fields in fields_by_line.items()
     ]
     return _banded("nu", size, study_parts)
 

@@ -44,12 +44,12 @@ def figure_3(scores: Sequence[Score], size: Size) -> Outcome:
     """Judges the order of the accuracies in Figure 3 of the multi-epoch paper, by its caption and
     by Section 5.3.
     """
-    pairs = [
+    line_pairs = [
         *((grids.MF_6_6, line) for line in (grids.MF_1_6, *_BASELINES)),
         *((grids.MF_1_6, line) for line in _BASELINES),
         (grids.GDM, grids.MF_6_6),
     ]
-    clauses = compare.compare_at_every_epsilon(scores, pairs)
+    clauses = compare.compare_at_every_epsilon(scores, line_pairs)
     return accuracy.judged(
         scores, [*clauses, _near_no_noise(scores), *_less_epsilon_suffices(scores)]
     )
@@ -61,28 +61,28 @@ def _near_no_noise(scores: Sequence[Score]) -> Clause:
         f"At epsilon {short(WITHIN_EPSILON)}, {grids.MF_6_6} is within {WITHIN:.0%} (relative) of "
         "training without noise"
     )
-    best = compare.score_of(scores, grids.MF_6_6, WITHIN_EPSILON)
-    unnoised = compare.score_of(scores, grids.UNNOISED, None)
-    if best is None or unnoised is None:
+    best_score = compare.score_of(scores, grids.MF_6_6, WITHIN_EPSILON)
+    unnoised_score = compare.score_of(scores, grids.UNNOISED, None)
+    if best_score is None or unnoised_score is None:
         return clause.not_judged(text, compare.NOT_TRAINED)
-    return compare.judge_differences(text, best.test, (1 - WITHIN) * unnoised.test)
+    return compare.judge_differences(text, best_score.test, (1 - WITHIN) * unnoised_score.test)
 
 
 def _less_epsilon_suffices(scores: Sequence[Score]) -> list[Clause]:
     """Judges whether MF6,6e at epsilon 8.84 is above the earlier methods at epsilon 17.7."""
     largest_target = max(compare.targets(scores))
-    best = compare.score_of(scores, grids.MF_6_6, WITHIN_EPSILON)
+    best_score = compare.score_of(scores, grids.MF_6_6, WITHIN_EPSILON)
     clauses = []
     for line in _BASELINES:
         text = (
             f"{grids.MF_6_6} at epsilon {short(WITHIN_EPSILON)} is more accurate than {line} at "
             f"epsilon {short(largest_target)}"
         )
-        former = compare.score_of(scores, line, largest_target)
-        if best is None or former is None or largest_target <= WITHIN_EPSILON:
+        former_score = compare.score_of(scores, line, largest_target)
+        if best_score is None or former_score is None or largest_target <= WITHIN_EPSILON:
             clauses.append(clause.not_judged(text, compare.NOT_TRAINED))
         else:
-            clauses.append(compare.judge_differences(text, best.test, former.test))
+            clauses.append(compare.judge_differences(text, best_score.test, former_score.test))
     return clauses
 
 
@@ -103,14 +103,14 @@ def table_5(scores: Sequence[Score], size: Size) -> Outcome:
     """Judges whether accuracy rises with epsilon, and orders the mechanisms as in Table 5 of the
     multi-epoch paper.
     """
-    pairs = [
+    line_pairs = [
         (grids.MF_6_6, grids.MF_1_6),
         (grids.MF_1_6, grids.MF_1_1),
         (grids.MF_1_6, grids.HONAKER_6),
     ]
-    clauses = compare.compare_at_every_epsilon(scores, pairs)
-    lines = (grids.HONAKER_6, grids.MF_1_1, grids.MF_1_6, grids.MF_6_6)
-    return _table(scores, size, clauses, lines)
+    clauses = compare.compare_at_every_epsilon(scores, line_pairs)
+    table_lines = (grids.HONAKER_6, grids.MF_1_1, grids.MF_1_6, grids.MF_6_6)
+    return _table(scores, size, clauses, table_lines)
 
 
 def _table(
@@ -123,15 +123,17 @@ def _table(
     for line in lines:
         for smaller, larger in itertools.pairwise(compare.targets(scores)):
             text = f"{line} is more accurate at epsilon {short(larger)} than at {short(smaller)}"
-            better = compare.score_of(scores, line, larger)
-            worse = compare.score_of(scores, line, smaller)
-            if better is None or worse is None:
+            better_score = compare.score_of(scores, line, larger)
+            worse_score = compare.score_of(scores, line, smaller)
+            if better_score is None or worse_score is None:
                 rising_clauses.append(clause.not_judged(text, compare.NOT_TRAINED))
             else:
-                rising_clauses.append(compare.judge_differences(text, better.test, worse.test))
+                rising_clauses.append(
+                    compare.judge_differences(text, better_score.test, worse_score.test)
+                )
     reason = _REAL_DATA if size.corpus else _NO_TOLERANCE
-    numbers = clause.not_judged("The accuracies are the printed ones", reason)
-    outcome = accuracy.judged(scores, [*clauses, *rising_clauses, numbers])
+    printed_clause = clause.not_judged("The accuracies are the printed ones", reason)
+    outcome = accuracy.judged(scores, [*clauses, *rising_clauses, printed_clause])
     return dataclasses.replace(outcome, **beside_printed(**accuracy.by_rate(scores)))
 
 
@@ -141,7 +143,7 @@ def figure_12(scores: Sequence[Score], size: Size) -> Outcome:
     the lines bear a larger one.
     """
     series: dict[float, dict[str, Line]] = {}
-    rows = []
+    table_rows = []
     for score in scores:
         if score.target is None:
             continue
@@ -150,10 +152,12 @@ def figure_12(scores: Sequence[Score], size: Size) -> Outcome:
             for rate, runs in compare.runs_by_rate(score).items()
         }
         for rate, values in accuracies.items():
-            rows.append((score.line, score.epsilon, rate, len(values), float(np.mean(values))))
+            table_rows.append(
+                (score.line, score.epsilon, rate, len(values), float(np.mean(values)))
+            )
         intervals = np.array([accuracy.interval(values) for values in accuracies.values()]).T
-        line = Line(list(accuracies), *intervals)
-        series.setdefault(score.epsilon, {})[score.line] = line
+        accuracy_line = Line(list(accuracies), *intervals)
+        series.setdefault(score.epsilon, {})[score.line] = accuracy_line
     panels = [
         Lines(
             lines,
@@ -161,7 +165,7 @@ def figure_12(scores: Sequence[Score], size: Size) -> Outcome:
             "validation accuracy" if i == 0 else "",
             title=f"epsilon {plain(epsilon)}",
             log="x",
-            ticks=sorted({rate for line in lines.values() for rate in line.x}),
+            ticks=sorted({rate for accuracy_line in lines.values() for rate in accuracy_line.x}),
             percent=True,
         )
         for i, (epsilon, lines) in enumerate(series.items())
@@ -169,23 +173,27 @@ def figure_12(scores: Sequence[Score], size: Size) -> Outcome:
     return Outcome(
         panels,
         columns=("line", "epsilon", "server rate", "runs", "validation accuracy"),
-        rows=rows,
+        rows=table_rows,
         clauses=[*_tolerates_larger_rates(scores), *_lower_rates_are_better(scores)],
     )
 
 
 def _validation(run: Run) -> float:
     """Returns the final validation accuracy of a run, which is 0 if the model is not finite."""
-    value = final_metric(run, "validation")
-    return value if value is not None and math.isfinite(value) else 0.0
+    validation_accuracy = final_metric(run, "validation")
+    return (
+        validation_accuracy
+        if validation_accuracy is not None and math.isfinite(validation_accuracy)
+        else 0.0
+    )
 
 
 def _gains(scores: Sequence[Score], line: str, target: float) -> np.ndarray:
     """Returns by seed what a line gains in test accuracy by the larger rate. It is empty if the
     rates have different seeds.
     """
-    score = compare.score_of(scores, line, target)
-    larger, lower = (compare.tests_at_rate(score, rate) for rate in (LARGER_RATE, LOWER_RATE))
+    line_score = compare.score_of(scores, line, target)
+    larger, lower = (compare.tests_at_rate(line_score, rate) for rate in (LARGER_RATE, LOWER_RATE))
     return larger - lower if len(larger) == len(lower) else np.array([])
 
 
@@ -225,10 +233,10 @@ def figure_11(scores: Sequence[Score], size: Size) -> Outcome:
         if score.line == grids.MF_6_6:
             for rate, runs in compare.runs_by_rate(score).items():
                 counts[score.epsilon, rate] = [[row["zeroed"] for row in r.metrics] for r in runs]
-    mean = {setting: np.mean(runs, axis=0) for setting, runs in counts.items()}
-    totals = {setting: np.sum(runs, axis=1) for setting, runs in counts.items()}
-    epsilons = sorted({epsilon for epsilon, _ in totals})
-    rates = sorted({rate for _, rate in totals})
+    mean_counts = {setting: np.mean(runs, axis=0) for setting, runs in counts.items()}
+    run_totals = {setting: np.sum(runs, axis=1) for setting, runs in counts.items()}
+    epsilons = sorted({epsilon for epsilon, _ in run_totals})
+    rates = sorted({rate for _, rate in run_totals})
     clauses = []
     for rate in rates:
         for smaller, larger in itertools.pairwise(epsilons):
@@ -236,29 +244,29 @@ def figure_11(scores: Sequence[Score], size: Size) -> Outcome:
                 f"With server rate {short(rate)}, more updates are zeroed at epsilon "
                 f"{short(smaller)} than at {short(larger)}"
             )
-            clauses.append(_more_zeroed(text, totals, (smaller, rate), (larger, rate)))
+            clauses.append(_more_zeroed(text, run_totals, (smaller, rate), (larger, rate)))
     for epsilon in epsilons:
         for smaller, larger in itertools.pairwise(rates):
             text = (
                 f"At epsilon {short(epsilon)}, more updates are zeroed with server rate "
                 f"{short(larger)} than with {short(smaller)}"
             )
-            clauses.append(_more_zeroed(text, totals, (epsilon, larger), (epsilon, smaller)))
-    panel = Lines(
+            clauses.append(_more_zeroed(text, run_totals, (epsilon, larger), (epsilon, smaller)))
+    zeroed_panel = Lines(
         {
             f"epsilon {plain(e)}, rate {plain(rate)}": Line(np.arange(len(y)) + 1, y)
-            for (e, rate), y in mean.items()
+            for (e, rate), y in mean_counts.items()
         },
         "round",
         "updates zeroed, mean of runs",
         ylim=(0, None),
     )
     return Outcome(
-        [panel],
+        [zeroed_panel],
         columns=("epsilon", "server rate", "runs", "round", "zeroed"),
         rows=[
             (*setting, len(counts[setting]), t, float(value))
-            for setting, y in mean.items()
+            for setting, y in mean_counts.items()
             for t, value in enumerate(y)
         ],
         clauses=clauses,
@@ -283,24 +291,24 @@ def _more_zeroed(
 @trained(grids.divergence, "multi-epoch-table-2")
 def table_2(scores: Sequence[Score], size: Size) -> Outcome:
     """Counts the runs that diverge although huge updates are zeroed, and judges their share."""
-    rows = []
-    series = {}
+    table_rows = []
+    share_by_label = {}
     num_diverged = 0
     for i, s in enumerate(scores):
-        rate = s.best.server_learning_rate
-        diverged = sum(map(accuracy.diverged, s.runs))
-        rows.append((s.line, s.epsilon, rate, diverged, len(s.runs)))
-        label = f"{s.line}, epsilon {plain(s.epsilon)}, rate {plain(rate)}"
-        series[label] = Line([i], [diverged / len(s.runs)])
-        num_diverged += diverged
+        server_rate = s.best.server_learning_rate
+        num_line_diverged = sum(map(accuracy.diverged, s.runs))
+        table_rows.append((s.line, s.epsilon, server_rate, num_line_diverged, len(s.runs)))
+        label = f"{s.line}, epsilon {plain(s.epsilon)}, rate {plain(server_rate)}"
+        share_by_label[label] = Line([i], [num_line_diverged / len(s.runs)])
+        num_diverged += num_line_diverged
     num_runs = sum(len(s.runs) for s in scores)
-    share = scipy.stats.binomtest(num_diverged, num_runs).proportion_ci(accuracy.LEVEL)
+    diverged_interval = scipy.stats.binomtest(num_diverged, num_runs).proportion_ci(accuracy.LEVEL)
     with_zeroing = clause.from_interval(
         "With zeroing most runs converge",
-        low=0.5 - share.high,
-        high=0.5 - share.low,
+        low=0.5 - diverged_interval.high,
+        high=0.5 - diverged_interval.low,
         evidence=f"{num_diverged} of {num_runs} diverge, 95% interval of the share "
-        f"{share.low:.0%} to {share.high:.0%}",
+        f"{diverged_interval.low:.0%} to {diverged_interval.high:.0%}",
     )
     without_zeroing = clause.not_judged(
         "Without zeroing more runs diverge",
@@ -308,9 +316,9 @@ def table_2(scores: Sequence[Score], size: Size) -> Outcome:
         "NaN, so that fedmf's runs do not diverge for this reason.",
     )
     return Outcome(
-        [Lines(series, points=True, ylabel="share of runs that diverged", percent=True)],
+        [Lines(share_by_label, points=True, ylabel="share of runs that diverged", percent=True)],
         columns=("mechanism", "epsilon", "server rate", "diverged", "runs"),
-        rows=rows,
+        rows=table_rows,
         clauses=[with_zeroing, without_zeroing],
     )
 
@@ -328,8 +336,8 @@ def figure_10(scores: Sequence[Score], size: Size) -> Outcome:
         for (_, fewer), (_, more) in itertools.pairwise(cohort_lines)
     ]
     clauses += _larger_rates_help(scores)
-    pairs = [(grids.MF_6_6, grids.MF_PREFIX), (grids.MF_6_6, grids.MF_CONSTANT)]
-    clauses += compare.compare_at_every_epsilon(scores, pairs)
+    line_pairs = [(grids.MF_6_6, grids.MF_PREFIX), (grids.MF_6_6, grids.MF_CONSTANT)]
+    clauses += compare.compare_at_every_epsilon(scores, line_pairs)
     clauses.append(_cooldown_helps_more_with_noise(scores))
     return accuracy.judged(scores, clauses)
 
@@ -349,24 +357,24 @@ def _larger_rates_help(scores: Sequence[Score]) -> list[Clause]:
             f"{compare.opening(scores, score.target)}, {score.line} is more accurate with server "
             f"rate {LARGER_RATE:g} than with {LOWER_RATE:g}"
         )
-        tests = [compare.tests_at_rate(score, rate) for rate in (LARGER_RATE, LOWER_RATE)]
-        clauses.append(compare.judge_differences(text, *tests))
+        test_accuracies = [compare.tests_at_rate(score, rate) for rate in (LARGER_RATE, LOWER_RATE)]
+        clauses.append(compare.judge_differences(text, *test_accuracies))
     return clauses
 
 
 def _cooldown_helps_more_with_noise(scores: Sequence[Score]) -> Clause:
     """Judges whether cool-down gains more at the smallest epsilon than at the largest."""
-    target_list = compare.targets(scores)
-    smallest, largest = target_list[0], target_list[-1]
+    privacy_targets = compare.targets(scores)
+    smallest, largest = privacy_targets[0], privacy_targets[-1]
     text = (
         f"Cool-down gains {grids.MF_6_6} more accuracy at epsilon {short(smallest)} than at "
         f"{short(largest)}"
     )
-    gains = []
+    cooldown_gains = []
     for target in (smallest, largest):
         with_cooldown = compare.score_of(scores, grids.MF_6_6, target)
-        constant = compare.score_of(scores, grids.MF_CONSTANT, target)
-        if with_cooldown is None or constant is None:
+        constant_rate = compare.score_of(scores, grids.MF_CONSTANT, target)
+        if with_cooldown is None or constant_rate is None:
             return clause.not_judged(text, compare.NOT_TRAINED)
-        gains.append(with_cooldown.test - constant.test)
-    return compare.judge_differences(text, *gains)
+        cooldown_gains.append(with_cooldown.test - constant_rate.test)
+    return compare.judge_differences(text, *cooldown_gains)

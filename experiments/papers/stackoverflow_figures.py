@@ -34,9 +34,9 @@ def denisov_2(scores: Sequence[Score], size: Size) -> Outcome:
     """Judges whether the two optimal mechanisms are more accurate than the two estimators of the
     tree at every epsilon (Denisov's paper, Figure 2).
     """
-    order = (grids.MOMENTUM, grids.PREFIX, grids.FULL, grids.ONLINE)
-    pairs = [*itertools.pairwise(order), (grids.MOMENTUM, grids.ONLINE)]
-    clauses = compare.compare_at_every_epsilon(scores, [*pairs, (grids.PREFIX, grids.ONLINE)])
+    lines_in_order = (grids.MOMENTUM, grids.PREFIX, grids.FULL, grids.ONLINE)
+    line_pairs = [*itertools.pairwise(lines_in_order), (grids.MOMENTUM, grids.ONLINE)]
+    clauses = compare.compare_at_every_epsilon(scores, [*line_pairs, (grids.PREFIX, grids.ONLINE)])
     return accuracy.judged(scores, clauses)
 
 
@@ -45,7 +45,7 @@ def denisov_3(scores: Sequence[Score], size: Size) -> Outcome:
     """Judges what both schedules of the learning rate, the mechanisms that are optimised for them,
     and more clients gain.
     """
-    pairs = [
+    line_pairs = [
         (grids.AFTER, grids.CONSTANT),
         (grids.M_AFTER, grids.M_CONSTANT),
         (grids.M_INSIDE, grids.M_CONSTANT),
@@ -57,7 +57,7 @@ def denisov_3(scores: Sequence[Score], size: Size) -> Outcome:
         (grids.MORE, grids.AFTER),
         (grids.M_MORE, grids.M_INSIDE),
     ]
-    clauses = compare.compare_at_every_epsilon(scores, pairs)
+    clauses = compare.compare_at_every_epsilon(scores, line_pairs)
     return accuracy.judged(scores, [*clauses, _closed_gap(scores)])
 
 
@@ -69,11 +69,11 @@ def _closed_gap(scores: Sequence[Score]) -> Clause:
         f'"{grids.M_MORE}" closes more than two thirds of the gap between {grids.ONLINE} and '
         "training without noise"
     )
-    lines = {score.line: score.test for score in scores}
-    names = (grids.ONLINE, grids.M_MORE, grids.UNNOISED)
-    if not set(names) <= set(lines):
+    accuracy_by_line = {score.line: score.test for score in scores}
+    line_names = (grids.ONLINE, grids.M_MORE, grids.UNNOISED)
+    if not set(line_names) <= set(accuracy_by_line):
         return clause.not_judged(text, compare.NOT_TRAINED)
-    former, best, unnoised = (lines[name] for name in names)
+    former, best, unnoised = (accuracy_by_line[name] for name in line_names)
     return compare.judge_differences(text, best - former, CLOSED_SHARE * (unnoised - former))
 
 
@@ -83,16 +83,16 @@ def banded_5(scores: Sequence[Score], size: Size) -> Outcome:
     mechanisms before it.
     """
     former_lines = (grids.TREE, grids.SINGLE)
-    pairs = [
+    line_pairs = [
         *((grids.BANDED, line) for line in (grids.MULTI, *former_lines, grids.SGD)),
         *((grids.MULTI, line) for line in former_lines),
     ]
-    clauses = compare.compare_at_every_epsilon(scores, pairs)
-    production = clause.not_judged(
+    clauses = compare.compare_at_every_epsilon(scores, line_pairs)
+    production_clause = clause.not_judged(
         "In a production keyboard, BandMF is more accurate than Online TreeAgg (b)",
         "Its data are a company's and not public.",
     )
-    return accuracy.judged(scores, [*clauses, production])
+    return accuracy.judged(scores, [*clauses, production_clause])
 
 
 @trained(grids.centre, "banded-figure-1")
@@ -100,8 +100,8 @@ def banded_1(scores: Sequence[Score], size: Size) -> Outcome:
     """Judges whether BandMF is the most accurate up to epsilon 8. At epsilon 16 the paper's BandMF
     is the dense optimum.
     """
-    pairs = [(grids.BANDED, grids.MULTI), (grids.BANDED, grids.SGD)]
-    clauses = compare.compare_at_every_epsilon(scores, pairs, up_to=_CENTRE_EPSILON)
+    line_pairs = [(grids.BANDED, grids.MULTI), (grids.BANDED, grids.SGD)]
+    clauses = compare.compare_at_every_epsilon(scores, line_pairs, up_to=_CENTRE_EPSILON)
     return accuracy.judged(scores, clauses)
 
 
@@ -120,9 +120,9 @@ class _Setting(NamedTuple):
 
 def _setting(run: Run) -> _Setting:
     """Returns the learning rates and the momentum of a run."""
-    config = run.config
+    run_config = run.config
     return _Setting(
-        config.server_learning_rate, config.client_learning_rate, config.server_momentum
+        run_config.server_learning_rate, run_config.client_learning_rate, run_config.server_momentum
     )
 
 
@@ -133,12 +133,16 @@ def _best_settings(score: Score) -> list[_Setting]:
     accuracies: dict[_Setting, list[float]] = collections.defaultdict(list)
     # The runs that choose the setting come first in `tried`, before those of later seeds.
     for run in (*score.tried, *score.runs):
-        value = final_metric(run, "validation")
-        accuracies[_setting(run)].append(-math.inf if value is None else value)
+        validation_accuracy = final_metric(run, "validation")
+        accuracies[_setting(run)].append(
+            -math.inf if validation_accuracy is None else validation_accuracy
+        )
     settings = list(accuracies)
     num_seeds = min(map(len, accuracies.values()))
-    table = np.nan_to_num([accuracies[setting][:num_seeds] for setting in settings], nan=-math.inf)
-    return [settings[i] for i in np.argmax(table, axis=0)]
+    validation_table = np.nan_to_num(
+        [accuracies[setting][:num_seeds] for setting in settings], nan=-math.inf
+    )
+    return [settings[i] for i in np.argmax(validation_table, axis=0)]
 
 
 @trained(grids.denisov, "denisov-table-4")
@@ -146,44 +150,49 @@ def denisov_table_4(scores: Sequence[Score], size: Size) -> Outcome:
     """Compares the best settings with the printed ones, and judges whether the server's long-run
     step and the momentum are smaller at the largest noise than at the smallest.
     """
-    rows = []
-    steps = dict[str, dict[float, float]]()
+    table_rows = []
+    steps_by_line = dict[str, dict[float, float]]()
     best_settings = dict[str, dict[float, list[_Setting]]]()
     for score in scores:
         config = score.best
-        noise = score.target or 0.0
-        setting = _Setting(
+        noise_multiplier = score.target or 0.0
+        best_setting = _Setting(
             config.server_learning_rate, config.client_learning_rate, config.server_momentum
         )
-        printed_setting = grids.DENISOV_TABLE_4[score.line][DENISOV_NOISE.index(noise)]
-        rows.append((score.line, score.epsilon, noise, *setting, *printed_setting))
-        steps.setdefault(score.line, {})[noise] = setting.long_run_step
-        best_settings.setdefault(score.line, {})[noise] = _best_settings(score)
-    settings = ("server rate", "client rate", "momentum")
-    panel = Lines(
-        {line: Line(*zip(*sorted(step.items()), strict=True)) for line, step in steps.items()},
+        printed_setting = grids.DENISOV_TABLE_4[score.line][DENISOV_NOISE.index(noise_multiplier)]
+        table_rows.append(
+            (score.line, score.epsilon, noise_multiplier, *best_setting, *printed_setting)
+        )
+        steps_by_line.setdefault(score.line, {})[noise_multiplier] = best_setting.long_run_step
+        best_settings.setdefault(score.line, {})[noise_multiplier] = _best_settings(score)
+    setting_names = ("server rate", "client rate", "momentum")
+    steps_panel = Lines(
+        {
+            line: Line(*zip(*sorted(step.items()), strict=True))
+            for line, step in steps_by_line.items()
+        },
         "noise multiplier",
         "server rate / (1 - momentum)",
         log="xy",
         ticks=size.noise,
     )
-    num_equal = sum(row[3:6] == row[6:] for row in rows)
+    num_equal = sum(row[3:6] == row[6:] for row in table_rows)
     return Outcome(
-        [panel],
+        [steps_panel],
         columns=(
             "line",
             "epsilon",
             "noise multiplier",
-            *settings,
-            *(f"printed {s}" for s in settings),
+            *setting_names,
+            *(f"printed {s}" for s in setting_names),
         ),
-        rows=rows,
+        rows=table_rows,
         clauses=[
             *_falls_with_noise(best_settings, size),
             clause.not_judged(
                 "The best settings are the printed ones",
-                f"{num_equal} of {len(rows)} are; they were chosen with one seed, at this scale's "
-                "size.",
+                f"{num_equal} of {len(table_rows)} are; they were chosen with one seed, at this "
+                "scale's size.",
             ),
         ],
     )
@@ -199,23 +208,27 @@ def _falls_with_noise(
     for line, settings_by_noise in best_settings.items():
         least_noise = min(settings_by_noise)
         most_noise = max(settings_by_noise)
-        noises = f"from noise multiplier {least_noise} to {most_noise}"
-        ends = [settings_by_noise[least_noise], settings_by_noise[most_noise]]
-        step_text = f"The best server rate / (1 - momentum) of {line} falls {noises}"
-        steps = [[math.log2(setting.long_run_step) for setting in end] for end in ends]
+        noise_range = f"from noise multiplier {least_noise} to {most_noise}"
+        settings_at_ends = [settings_by_noise[least_noise], settings_by_noise[most_noise]]
+        step_text = f"The best server rate / (1 - momentum) of {line} falls {noise_range}"
+        log_steps = [
+            [math.log2(setting.long_run_step) for setting in end] for end in settings_at_ends
+        ]
         clauses.append(
-            compare.judge_differences(step_text, *steps, scale=1.0, unit="powers of two")
+            compare.judge_differences(step_text, *log_steps, scale=1.0, unit="powers of two")
         )
-        momentum_text = f"The best momentum of {line} falls {noises}"
-        momentums = [[setting.momentum for setting in end] for end in ends]
+        momentum_text = f"The best momentum of {line} falls {noise_range}"
+        momentums = [[setting.momentum for setting in end] for end in settings_at_ends]
         clauses.append(compare.judge_differences(momentum_text, *momentums, scale=1.0, unit=""))
-        rate_text = f"The best client rate of {line} falls {noises}"
+        rate_text = f"The best client rate of {line} falls {noise_range}"
         if len(size.client_rates) == 1:
             clauses.append(clause.not_judged(rate_text, "One client rate trains at this scale."))
             continue
-        rates = [[math.log2(setting.client_rate) for setting in end] for end in ends]
+        log_rates = [
+            [math.log2(setting.client_rate) for setting in end] for end in settings_at_ends
+        ]
         clauses.append(
-            compare.judge_differences(rate_text, *rates, scale=1.0, unit="powers of two")
+            compare.judge_differences(rate_text, *log_rates, scale=1.0, unit="powers of two")
         )
     return clauses
 
@@ -227,22 +240,24 @@ def denisov_6(scores: Sequence[Score], size: Size) -> Outcome:
     It judges which line is ahead before the rates fall, in all these rounds and in those that the
     picture shows, and which in the second half of the fall.
     """
-    rounds = scores[0].best.rounds
-    fall = rounds - round(rounds / 4)
-    first_drawn = rounds - round(rounds * 748 / 2048)
+    num_rounds = scores[0].best.rounds
+    fall_round = num_rounds - round(num_rounds / 4)
+    first_drawn = num_rounds - round(num_rounds * 748 / 2048)
     score_by_line = {score.line: score for score in scores}
     clauses = []
-    body = "before the rates fall"
-    middle = (fall + rounds) // 2
+    body_text = "before the rates fall"
+    middle_round = (fall_round + num_rounds) // 2
     for when, better, worse, first, last in (
-        (f"In all rounds {body}", grids.AFTER, grids.M_INSIDE, 0, fall),
-        (f"In the last rounds {body}", grids.AFTER, grids.M_INSIDE, first_drawn, fall),
-        ("In the second half of the fall", grids.M_INSIDE, grids.AFTER, middle, rounds),
+        (f"In all rounds {body_text}", grids.AFTER, grids.M_INSIDE, 0, fall_round),
+        (f"In the last rounds {body_text}", grids.AFTER, grids.M_INSIDE, first_drawn, fall_round),
+        ("In the second half of the fall", grids.M_INSIDE, grids.AFTER, middle_round, num_rounds),
     ):
-        text = f'{when}, "{better}" has the higher validation accuracy'
+        clause_text = f'{when}, "{better}" has the higher validation accuracy'
         accuracies = [_between(score_by_line[line], first, last) for line in (better, worse)]
-        clauses.append(compare.judge_differences(text, *accuracies))
-    return Outcome(**accuracy.by_round(scores, first=first_drawn, decay=fall), clauses=clauses)
+        clauses.append(compare.judge_differences(clause_text, *accuracies))
+    return Outcome(
+        **accuracy.by_round(scores, first=first_drawn, decay=fall_round), clauses=clauses
+    )
 
 
 def _between(score: Score, first: int, last: int) -> np.ndarray:
@@ -275,16 +290,18 @@ def banded_12(scores: Sequence[Score], size: Size) -> Outcome:
     """
     clauses = []
     for target in compare.targets(scores):
-        epsilon = compare.opening(scores, target)
+        epsilon_text = compare.opening(scores, target)
         for line in (grids.TREE, grids.SINGLE, grids.SGD):
-            text = f"{epsilon}, {grids.BANDED} is above {line} over the last fifth of the rounds"
-            ends = [
+            text = (
+                f"{epsilon_text}, {grids.BANDED} is above {line} over the last fifth of the rounds"
+            )
+            final_accuracies = [
                 _between(score, score.best.rounds - score.best.rounds // 5, score.best.rounds)
                 for name in (grids.BANDED, line)
                 if (score := compare.score_of(scores, name, target)) is not None
             ]
-            if len(ends) == 2:
-                clauses.append(compare.judge_differences(text, *ends))
+            if len(final_accuracies) == 2:
+                clauses.append(compare.judge_differences(text, *final_accuracies))
             else:
                 clauses.append(clause.not_judged(text, compare.NOT_TRAINED))
     return Outcome(**accuracy.by_round(scores), clauses=clauses)

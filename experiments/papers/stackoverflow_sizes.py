@@ -239,21 +239,21 @@ def reduced(size: Size, once: bool) -> str:
 
     `once` is true for Denisov's experiments.
     """
-    cohorts = f"{size.rounds} rounds of {size.denisov} clients, simulated by {size.simulated}"
+    cohorts_text = f"{size.rounds} rounds of {size.denisov} clients, simulated by {size.simulated}"
     if not once:
-        cohorts = (
+        cohorts_text = (
             f"{size.rounds} rounds of {size.cohort} clients (one epoch: {size.single}), simulated "
             f"by {size.simulated}, a participation every {size.epoch} rounds"
         )
-    differs = size.differs
+    differences_text = size.differs
     if once and size.noise[0] > DENISOV_NOISE[0]:
-        differs = (
+        differences_text = (
             f", and a noise multiplier of {size.noise[0]} and a server rate of {size.server_rate} "
             f"in place of {DENISOV_NOISE[0]} and {Size.server_rate}"
         )
     return (
-        f"a synthetic corpus of {size.population} clients for StackOverflow, {cohorts}, an LSTM of "
-        f"{size.options['lstm_size']} units, momentum {size.momentum}, client rate "
+        f"a synthetic corpus of {size.population} clients for StackOverflow, {cohorts_text}, an "
+        f"LSTM of {size.options['lstm_size']} units, momentum {size.momentum}, client rate "
         f"{size.client_rate:g}, {size.repeats_denisov if once else size.repeats} seeds, fewer "
-        f"rates and targets{differs}"
+        f"rates and targets{differences_text}"
     )

@@ -62,8 +62,8 @@ class Score:
         """Headline metric of the task on the test set, float64 (seeds,). It is 0 if the model is
         not finite.
         """
-        values = [final_metric(run, "test") for run in self.runs]
-        return np.array([0.0 if x is None or not math.isfinite(x) else x for x in values])
+        test_values = [final_metric(run, "test") for run in self.runs]
+        return np.array([0.0 if x is None or not math.isfinite(x) else x for x in test_values])
 
 
 Judge = Callable[[Sequence[Score], Any], Outcome]
@@ -94,19 +94,21 @@ def trained(grid: Grid, *names: str) -> Callable[[Judge], Judge]:
 def judged(grid: Grid, judge: Judge, request: Request) -> Outcome:
     """Trains the missing runs of a study, and judges its scores."""
     study = grid(request.scale)
-    size = grid.sizes[request.scale]
+    grid_size = grid.sizes[request.scale]
     scores = run_study(study, request)
     sentence_limit = request.test_sentences
     reductions = []
     if sentence_limit:
         reductions.append(f"the first {sentence_limit:,} test sentences")
     if request.scale != "full":
-        runs = {run.path: run for score in scores for run in (*score.tried, *score.runs)}
-        seconds = sum(float((run.result or {})["seconds"]) for run in runs.values())
-        cost = f"{len(runs)} runs, which trained for {duration(seconds)} in all"
-        reductions = [study.reduced, *reductions, cost]
+        run_by_path = {run.path: run for score in scores for run in (*score.tried, *score.runs)}
+        training_seconds = sum(float((run.result or {})["seconds"]) for run in run_by_path.values())
+        cost_text = (
+            f"{len(run_by_path)} runs, which trained for {duration(training_seconds)} in all"
+        )
+        reductions = [study.reduced, *reductions, cost_text]
     return dataclasses.replace(
-        judge(scores, size),
+        judge(scores, grid_size),
         reduced="; ".join(reductions),
         seeds=(TUNING_SEED, *study.reported_seeds),
         training_commits=provenance.training_commits(_folder(study, request)),
@@ -142,15 +144,17 @@ def run_study(study: Study, request: Request) -> list[Score]:
         reported_names = list(settings) if study.repeats_every_setting else [best_names[key]]
         for name in reported_names:
             repeats |= _repeats(study, name, settings[name])
-    runs = _trained(out, repeats, request, check, test=True)
+    run_by_name = _trained(out, repeats, request, check, test=True)
     scores = []
     for key, settings in targets.items():
         best_name = best_names[key]
-        best_runs = tuple(runs[name] for name in _repeats(study, best_name, settings[best_name]))
+        best_runs = tuple(
+            run_by_name[name] for name in _repeats(study, best_name, settings[best_name])
+        )
         other_runs = [tuning_runs[name] for name in settings if name in tuning_runs]
         for name, config in settings.items():
             if study.repeats_every_setting and name != best_name:
-                other_runs += [runs[repeat] for repeat in _repeats(study, name, config)]
+                other_runs += [run_by_name[repeat] for repeat in _repeats(study, name, config)]
         config = settings[best_name]
         # The target epsilon is taken if there is one, because the plan's epsilon is below it by a
         # rounding error.
@@ -177,9 +181,9 @@ def _best(settings: Mapping[str, TrainConfig], tuning_runs: Mapping[str, Run], s
 
 def _repeats(study: Study, name: str, config: TrainConfig) -> dict[str, TrainConfig]:
     """Returns the runs of a setting with the seeds that are reported, given its tuning run."""
-    stem = name.removesuffix(_TUNING_SUFFIX)
+    name_stem = name.removesuffix(_TUNING_SUFFIX)
     return {
-        f"{stem}seed={seed}": dataclasses.replace(config, seed=seed)
+        f"{name_stem}seed={seed}": dataclasses.replace(config, seed=seed)
         for seed in study.reported_seeds
     }
 
@@ -192,8 +196,8 @@ def finished(study: Study, request: Request) -> Iterator[tuple[str, TrainConfig,
     """
     out = _folder(study, request)
     for line, name, config in study.configs(request.data or pathlib.Path("data"), out):
-        names = [name, *_repeats(study, name, config)]
-        finished_names = [name for name in names if sweep_folder.state(out, name) == "finished"]
+        run_names = [name, *_repeats(study, name, config)]
+        finished_names = [name for name in run_names if sweep_folder.state(out, name) == "finished"]
         if finished_names:
             yield line, config, [Run.load(run_folder(out, name)) for name in finished_names]
 
@@ -278,13 +282,13 @@ def _check(study: Study, out: pathlib.Path, targets: Targets) -> None:
     def write_mechanisms() -> None:
         """Fits and writes the mechanisms that have no file yet."""
         for stem in study.stems():
-            path = out / f"{stem}.npz"
-            if not path.exists():
-                study.mechanisms[stem]().save(path)
+            mechanism_path = out / f"{stem}.npz"
+            if not mechanism_path.exists():
+                study.mechanisms[stem]().save(mechanism_path)
 
-    configs = _all_configs(targets)
-    sweep_folder.in_folder(out, configs)
-    study_check.check_runs(configs, out, write_mechanisms)
+    config_by_name = _all_configs(targets)
+    sweep_folder.in_folder(out, config_by_name)
+    study_check.check_runs(config_by_name, out, write_mechanisms)
 
 
 def _tuning_score(run: Run, study: Study) -> float:
@@ -339,26 +343,28 @@ def _trained(
     """
     if not configs:
         return {}
-    names = dict(zip(configs, sweep_folder.in_folder(out, configs), strict=True))
-    if any(sweep_folder.state(out, folder_name) != "finished" for folder_name in names.values()):
+    folder_by_run = dict(zip(configs, sweep_folder.in_folder(out, configs), strict=True))
+    if any(
+        sweep_folder.state(out, folder_name) != "finished" for folder_name in folder_by_run.values()
+    ):
         check()
         provenance.add_training_commit(out)
-    training = sweep.SweepOptions(
+    sweep_options = sweep.SweepOptions(
         noise_seed="os",
         jobs=request.jobs,
         cluster=request.cluster,
         test=test,
         progress=request.scale != "tiny",
     )
-    for name, failure in sweep.train_all(out, configs, training).items():
+    for name, failure in sweep.train_all(out, configs, sweep_options).items():
         raise ValueError(f"run {name} in {out} failed: {failure.reason}")
     # Mechanisms are read once for each digest, because many runs have the same one, and a dense
     # mechanism takes 34 MB.
     mechanism_by_digest: dict[str, Mechanism] = {}
     runs: dict[str, Run] = {}
-    for name, folder_name in names.items():
+    for name, folder_name in folder_by_run.items():
         run = Run.load(run_folder(out, folder_name))
-        digest = mechanism_digest(run.mechanism)
-        shared_mechanism = mechanism_by_digest.setdefault(digest, run.mechanism)
+        fitted_digest = mechanism_digest(run.mechanism)
+        shared_mechanism = mechanism_by_digest.setdefault(fitted_digest, run.mechanism)
         runs[name] = dataclasses.replace(run, mechanism=shared_mechanism)
     return runs

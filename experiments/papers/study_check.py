@@ -57,8 +57,8 @@ def check_runs(
 
     def task_of(config: TrainConfig) -> CheckedTask:
         """Returns the checked task of a run. Runs with the same data share it."""
-        key = json.dumps([config.task, config.data, dict(config.task_options)])
-        if key not in task_by_key:
+        task_key = json.dumps([config.task, config.data, dict(config.task_options)])
+        if task_key not in task_by_key:
             task = tasks.task_from_config(config, progress=False)
             assert isinstance(task, Task)
             # Nothing is trained here, so one model of each task suffices. The runs of a study read
@@ -70,8 +70,8 @@ def check_runs(
             )
             # The size of the test split is checked when the task is made. Reading StackOverflow's
             # 16 million test sentences here would take hours.
-            task_by_key[key] = CheckedTask.of(task, config, splits=SPLITS[:1])
-        return task_by_key[key]
+            task_by_key[task_key] = CheckedTask.of(task, config, splits=SPLITS[:1])
+        return task_by_key[task_key]
 
     def check_cohorts(config: TrainConfig) -> None:
         """Raises an error if the run's cohorts cannot be sampled."""
@@ -82,7 +82,7 @@ def check_runs(
 
     def check_plan(config: TrainConfig) -> None:
         """Raises an error if the run cannot begin with its plan."""
-        key = (
+        task_key = (
             config.family,
             config.mechanism,
             config.bands,
@@ -90,14 +90,14 @@ def check_runs(
             tuple(config.mechanism_options.items()),
             config.participation(),
         )
-        if key not in mechanism_by_key:
-            mechanism_by_key[key] = config.fit()
+        if task_key not in mechanism_by_key:
+            mechanism_by_key[task_key] = config.fit()
         new_run(
             task_of(config),
             config,
             folder,
             0,
-            config.plan(mechanism_by_key[key]),
+            config.plan(mechanism_by_key[task_key]),
             RunOptions(test=False, progress=False),
         )
 
@@ -121,11 +121,11 @@ def check_population(config: TrainConfig, num_clients: int) -> None:
     # more than `max_participations` rounds.
     needed_for_separation = cohort_size * participation.min_sep
     needed_for_rounds = -(-cohort_size * config.rounds // participation.max_participations)
-    needed = max(config.population or 0, needed_for_separation, needed_for_rounds)
-    if num_clients < needed:
+    needed_clients = max(config.population or 0, needed_for_separation, needed_for_rounds)
+    if num_clients < needed_clients:
         raise ValueError(
-            f"the data has {num_clients:,} training clients and the claim needs {needed:,}: name "
-            "the paper's data in --data"
+            f"the data has {num_clients:,} training clients and the claim needs "
+            f"{needed_clients:,}: name the paper's data in --data"
         )
 
 
@@ -223,25 +223,25 @@ class Cost:
         Runs that are reported begin when all runs that tune are finished. Either phase takes at
         least as long as its longest run.
         """
-        seconds = 0.0
+        total_seconds = 0.0
         for runs in (self.tuning, self.repeats):
             run_seconds = [
                 run.clients / self.clients_per_second + run.examples / self.examples_per_second
                 for run in runs
             ]
-            seconds += max(sum(run_seconds) / workers, max(run_seconds, default=0.0))
-        return seconds
+            total_seconds += max(sum(run_seconds) / workers, max(run_seconds, default=0.0))
+        return total_seconds
 
     def __str__(self) -> str:
-        days = self.seconds / 86_400
-        time = f"{days:,.0f} days" if days >= 2 else duration(self.seconds)
+        num_days = self.seconds / 86_400
+        time_text = f"{num_days:,.0f} days" if num_days >= 2 else duration(self.seconds)
         origin_text = "not measured here: of two cores"
         if self.measured:
             origin_text = "measured by the runs there are"
         return (
             f"{len(self.tuning)} runs to tune and {len(self.repeats)} to report train "
             f"{self.clients:,} clients and evaluate {self.examples:,} "
-            f"examples: about {time} at {round(self.clients_per_second, 1):g} and "
+            f"examples: about {time_text} at {round(self.clients_per_second, 1):g} and "
             f"{round(self.examples_per_second):,} a second ({origin_text})"
         )
 
@@ -265,25 +265,25 @@ def cost(
     measured_speed = clients_per_second(folder)
     # If training is faster or slower by some factor than on the machine where SPEEDS were measured,
     # evaluation is assumed to be so by the same factor.
-    factor = 1.0 if measured_speed is None else measured_speed * jobs / speed.clients
+    speed_factor = 1.0 if measured_speed is None else measured_speed * jobs / speed.clients
 
     def run_cost(config: TrainConfig, *, test: bool) -> RunCost:
         """Returns the cost of one run."""
         # A run is validated every `evaluate_every` rounds, once after the last round, and once more
         # for the result.
-        validations = -(-config.rounds // config.evaluate_every) + 1
-        examples = validations * int(
+        num_validations = -(-config.rounds // config.evaluate_every) + 1
+        num_examples = num_validations * int(
             config.task_options.get("validation_sentences", speed.validation)
         )
         if test:
-            examples += min(speed.test, config.task_options.get("test_sentences") or speed.test)
-        return RunCost(config.rounds * config.cohort_size, examples)
+            num_examples += min(speed.test, config.task_options.get("test_sentences") or speed.test)
+        return RunCost(config.rounds * config.cohort_size, num_examples)
 
     return Cost(
         tuning=tuple(run_cost(config, test=False) for config in tuning),
         repeats=tuple(run_cost(config, test=True) for config in repeats),
-        clients_per_second=speed.clients * factor,
-        examples_per_second=speed.examples * factor,
+        clients_per_second=speed.clients * speed_factor,
+        examples_per_second=speed.examples * speed_factor,
         measured=measured_speed is not None,
     )
 
@@ -294,21 +294,21 @@ def clients_per_second(folder: pathlib.Path) -> float | None:
 
     Rounds with a validation do not count.
     """
-    clients = 0.0
-    seconds = 0.0
-    rounds = 0
+    num_clients = 0.0
+    num_seconds = 0.0
+    num_rounds = 0
     for timings in (folder / "runs").glob("*/timings.jsonl"):
         rows = zip(_rows(timings.with_name("metrics.jsonl")), _rows(timings), strict=False)
         # The first round is left out, because TensorFlow traces its graphs in it.
         for row, timing in list(rows)[1:]:
             if "validation" not in row:
-                clients += row["clients"]
-                seconds += timing["seconds"]
-                rounds += 1
-    return clients / seconds if rounds >= _LEAST_ROUNDS and seconds else None
+                num_clients += row["clients"]
+                num_seconds += timing["seconds"]
+                num_rounds += 1
+    return num_clients / num_seconds if num_rounds >= _LEAST_ROUNDS and num_seconds else None
 
 
 def _rows(path: pathlib.Path) -> list[dict[str, Any]]:
     """Reads the complete rows of a JSON lines file."""
-    lines = path.read_text().splitlines(keepends=True)
-    return [json.loads(line) for line in lines if line.endswith("\n")]
+    text_lines = path.read_text().splitlines(keepends=True)
+    return [json.loads(line) for line in text_lines if line.endswith("\n")]

@@ -56,16 +56,18 @@ class Study:
         """
         fixed_fields = {**self.fixed, "data": str(data)}
         for line, line_fields in self.parts:
-            fields = {name: _as_list(value) for name, value in line_fields.items()}
-            if "mechanism" in fields:
-                fields["mechanism"] = [str(folder / f"{stem}.npz") for stem in fields["mechanism"]]
-            families = set(fields.get("family", [fixed_fields.get("family")]))
+            tried_values = {name: _as_list(value) for name, value in line_fields.items()}
+            if "mechanism" in tried_values:
+                tried_values["mechanism"] = [
+                    str(folder / f"{stem}.npz") for stem in tried_values["mechanism"]
+                ]
+            line_families = set(tried_values.get("family", [fixed_fields.get("family")]))
             applicable_fields = {
                 name: value
                 for name, value in fixed_fields.items()
-                if name not in fields and families & set(families_taking(name))
+                if name not in tried_values and line_families & set(families_taking(name))
             }
-            varied_fields = {**fields, "seed": [TUNING_SEED]}
+            varied_fields = {**tried_values, "seed": [TUNING_SEED]}
             for name, config in sweep_configs(applicable_fields, varied_fields).items():
                 yield line, name, config
 
@@ -77,8 +79,8 @@ class Study:
     def stems(self) -> list[str]:
         """Returns the names of the mechanism files that the lines use."""
         all_fields = [line_fields for _, line_fields in self.parts]
-        names = [fields["mechanism"] for fields in all_fields if "mechanism" in fields]
-        return list(dict.fromkeys(names))
+        mechanism_names = [fields["mechanism"] for fields in all_fields if "mechanism" in fields]
+        return list(dict.fromkeys(mechanism_names))
 
 
 def _as_list(value: Any) -> list[Any] | tuple[Any, ...]:

@@ -180,10 +180,10 @@ def _reasons() -> dict[tuple[str, str], str]:
 
 def _parse_statements() -> Iterator[Statement]:
     """Yields the statements, with the reasons of those that nothing cites."""
-    reasons = _reasons()
+    reason_by_statement = _reasons()
     for line in _STATEMENTS.strip().splitlines():
         source, number, claim = (field.strip() for field in line.split("|", 2))
-        yield Statement(source, number, claim, reasons.get((source, number), ""))
+        yield Statement(source, number, claim, reason_by_statement.get((source, number), ""))
 
 
 STATEMENTS = tuple(_parse_statements())
@@ -201,25 +201,25 @@ def cited_in(text: str) -> Iterator[tuple[str, str, int]]:
     # length, so that positions still give line numbers.
     flat_text = re.sub(r"\n *#? *", lambda gap: "".ljust(len(gap[0])), text)
     papers: list[tuple[int, str]] = []
-    for pattern, source in _PAPERS:
-        papers += [(match.start(), source) for match in re.finditer(pattern, flat_text)]
+    for pattern, cited_source in _PAPERS:
+        papers += [(match.start(), cited_source) for match in re.finditer(pattern, flat_text)]
     papers.sort()
     for match in _NUMBER.finditer(flat_text):
-        source = _source_of(match, papers)
-        if source:
-            kind = _KINDS.get(match["kind"], match["kind"])
-            line = text.count("\n", 0, match.start()) + 1
-            yield source, f"{kind} {match['number']}", line
+        cited_source = _source_of(match, papers)
+        if cited_source:
+            statement_kind = _KINDS.get(match["kind"], match["kind"])
+            line_number = text.count("\n", 0, match.start()) + 1
+            yield cited_source, f"{statement_kind} {match['number']}", line_number
 
 
 def _slides_cited_in(text: str) -> Iterator[tuple[str, str, int]]:
     """Yields the source, number and line of each citation of a statement of the slides."""
     for statement in STATEMENTS:
         if statement.source == "slides":
-            names = [f"slides, {statement.number}"]
+            citing_names = [f"slides, {statement.number}"]
             if statement.number in _SLIDES_ITEMS:
-                names.append(f'"{_SLIDES_ITEMS[statement.number]}"')
-            for match in re.finditer("|".join(map(re.escape, names)), text):
+                citing_names.append(f'"{_SLIDES_ITEMS[statement.number]}"')
+            for match in re.finditer("|".join(map(re.escape, citing_names)), text):
                 yield statement.source, statement.number, text.count("\n", 0, match.start()) + 1
 
 
@@ -251,11 +251,11 @@ def citations(folder: pathlib.Path) -> dict[tuple[str, str], list[str]]:
         for name in names:
             if not name.endswith(".py") or name in _OF_CITATIONS:
                 continue
-            path = pathlib.Path(parent, name)
-            text = path.read_text(encoding="utf-8")
-            for source, number, line in (*cited_in(text), *_slides_cited_in(text)):
-                position = f"{path.relative_to(folder.parent)}:{line}"
-                positions.setdefault((source, number), []).append(position)
+            file_path = pathlib.Path(parent, name)
+            file_text = file_path.read_text(encoding="utf-8")
+            for source, number, line in (*cited_in(file_text), *_slides_cited_in(file_text)):
+                file_and_line = f"{file_path.relative_to(folder.parent)}:{line}"
+                positions.setdefault((source, number), []).append(file_and_line)
     return {key: sorted(cited_at) for key, cited_at in positions.items()}
 
 
@@ -264,12 +264,16 @@ def cited_statements() -> Iterator[tuple[Statement, list[str], list[str]]]:
 
     Only a checkout has tests.
     """
-    package = pathlib.Path(fedmf.__file__).parent
-    citations_in_code = citations(package)
-    tests = citations(package.parent / "tests")
+    package_folder = pathlib.Path(fedmf.__file__).parent
+    citations_in_code = citations(package_folder)
+    citations_in_tests = citations(package_folder.parent / "tests")
     for statement in STATEMENTS:
-        key = (statement.source, statement.number)
-        yield statement, citations_in_code.get(key, []), tests.get(key, [])
+        statement_key = (statement.source, statement.number)
+        yield (
+            statement,
+            citations_in_code.get(statement_key, []),
+            citations_in_tests.get(statement_key, []),
+        )
 
 
 def table() -> str:
@@ -277,13 +281,15 @@ def table() -> str:
 
     def files(positions: list[str]) -> str:
         """Returns the names of the files in these places."""
-        names = dict.fromkeys(position.partition(":")[0] for position in positions)
-        return ", ".join(f"`{name}`" for name in names)
+        file_names = dict.fromkeys(position.partition(":")[0] for position in positions)
+        return ", ".join(f"`{name}`" for name in file_names)
 
-    lines = ["| | says | in the code | checked by |", "|---|---|---|---|"]
+    table_lines = ["| | says | in the code | checked by |", "|---|---|---|---|"]
     for statement, code, tests in cited_statements():
-        claim = statement.claim.replace("|", "\\|")
-        places_text = files(code) or statement.why_uncited or "tests alone"
-        title = f"{statement.source}, {statement.number}"
-        lines.append(f"| {title} | {claim} | {places_text} | {files(tests)} |")
-    return "\n".join(lines)
+        escaped_claim = statement.claim.replace("|", "\\|")
+        citing_files = files(code) or statement.why_uncited or "tests alone"
+        statement_title = f"{statement.source}, {statement.number}"
+        table_lines.append(
+            f"| {statement_title} | {escaped_claim} | {citing_files} | {files(tests)} |"
+        )
+    return "\n".join(table_lines)
