@@ -112,34 +112,15 @@ def judge_figure_4(
     """
     dp_sgd, multi_epoch, banded = (rmse_by_name[name] for name in (DP_SGD, MULTI_EPOCH, BAND_MF))
     noise_ratio = multi_epoch / dp_sgd
-    over_sgd = banded / dp_sgd
-    over_mf = banded / multi_epoch
-    is_best = (over_sgd < 1 - 1e-9) & (over_mf < 1 - 1e-9)
-    wins_by_epsilon = is_best.sum(axis=1)
-    smallest_winning = epsilons[wins_by_epsilon > 0].min(initial=np.inf)
-    best_place = np.unravel_index(np.argmin(over_sgd), over_sgd.shape)
-    index = int(np.argmin(np.abs(epsilons - 1.0)))
-    falls = [bool((np.diff(y[index]) < 0).all()) for y in rmse_by_name.values()]
+    epsilon_index = int(np.argmin(np.abs(epsilons - 1.0)))
+    is_falling = [bool((np.diff(y[epsilon_index]) < 0).all()) for y in rmse_by_name.values()]
     return [
         from_numbers(
             "In some settings DP-SGD has less error than multi-epoch MF, and in others more.",
             bool(noise_ratio.min() < 1 < noise_ratio.max()),
             f"multi-epoch MF has {span(noise_ratio)} times the error of DP-SGD",
         ),
-        from_numbers(
-            "BandMF, which is never worse than DP-SGD because one band is DP-SGD, is strictly "
-            "better than both others at some number of epochs for every epsilon from 1/2 up.",
-            bool((wins_by_epsilon[epsilons >= 0.5] > 0).all()),
-            f"it is better than both in {is_best.sum()} of {is_best.size} settings, at epsilon "
-            f"{smallest_winning:g} and above, with {span(over_sgd)} times the error of DP-SGD and "
-            f"{span(over_mf)} times that of multi-epoch MF",
-        ),
-        from_numbers(
-            "The improvement over DP-SGD is largest with few epochs and a large epsilon.",
-            best_place[0] == np.argmax(epsilons) and best_place[1] == 0,
-            f"the least ratio, {over_sgd.min():.2f}, is at epsilon {epsilons[best_place[0]]:g} and "
-            f"k = {2 ** best_place[1]}",
-        ),
+        *_judge_improvement(epsilons, over_sgd=banded / dp_sgd, over_mf=banded / multi_epoch),
         from_numbers(
             "With as many epochs as rounds multi-epoch MF is almost identical to DP-SGD, with a "
             "very small advantage.",
@@ -153,11 +134,39 @@ def judge_figure_4(
         ),
         from_numbers(
             "At epsilon 1 the error of all three mechanisms falls with every doubling of epochs.",
-            all(falls),
+            all(is_falling),
             "; ".join(
-                f"{name}: {y[index, 0]:.3g} to {y[index, -1]:.3g}"
+                f"{name}: {y[epsilon_index, 0]:.3g} to {y[epsilon_index, -1]:.3g}"
                 for name, y in rmse_by_name.items()
             ),
+        ),
+    ]
+
+
+def _judge_improvement(
+    epsilons: np.ndarray, over_sgd: np.ndarray, over_mf: np.ndarray
+) -> list[Clause]:
+    """Judges where BandMF has less error than DP-SGD and multi-epoch MF, by the ratios of its error
+    to theirs, each float64 (epsilons, epochs).
+    """
+    is_best = (over_sgd < 1 - 1e-9) & (over_mf < 1 - 1e-9)
+    wins_by_epsilon = is_best.sum(axis=1)
+    smallest_winning = epsilons[wins_by_epsilon > 0].min(initial=np.inf)
+    best_place = np.unravel_index(np.argmin(over_sgd), over_sgd.shape)
+    return [
+        from_numbers(
+            "BandMF, which is never worse than DP-SGD because one band is DP-SGD, is strictly "
+            "better than both others at some number of epochs for every epsilon from 1/2 up.",
+            bool((wins_by_epsilon[epsilons >= 0.5] > 0).all()),
+            f"it is better than both in {is_best.sum()} of {is_best.size} settings, at epsilon "
+            f"{smallest_winning:g} and above, with {span(over_sgd)} times the error of DP-SGD and "
+            f"{span(over_mf)} times that of multi-epoch MF",
+        ),
+        from_numbers(
+            "The improvement over DP-SGD is largest with few epochs and a large epsilon.",
+            best_place[0] == np.argmax(epsilons) and best_place[1] == 0,
+            f"the least ratio, {over_sgd.min():.2f}, is at epsilon {epsilons[best_place[0]]:g} and "
+            f"k = {2 ** best_place[1]}",
         ),
     ]
 

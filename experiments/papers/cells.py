@@ -42,7 +42,7 @@ class Cell(NamedTuple):
         return printed.agrees(self.ours, self.printed)
 
     def kind(self, table: str) -> str:
-        """Returns the kind of agreement, one of `KINDS`.
+        """Returns how well our number agrees with the printed one, as one of `KINDS`.
 
         The last kind is for a difference that `KNOWN_DIFFERENCES` does not list, and for a
         listed number that agrees.
@@ -71,17 +71,17 @@ KINDS = (
     "other, not explained",
 )
 Rows = Callable[[Scale], Iterable[Cell]]
-# A function that returns rows on the accuracies of trained runs: row, column, printed number, our
-# number, and the number of runs.
+# A function that returns the accuracies of trained runs as tuples of row, column, printed number,
+# our number, and the number of runs.
 Trained = Callable[[Request], Sequence[tuple[str, str, str, float, str]]]
 
 
-# A function from a table's cells to clauses about their order, beside those about each number.
+# A function that judges the order of the numbers of a table, given its cells.
 Claims = Callable[[Sequence[Cell]], Sequence[Clause]]
 
 
 class Table(NamedTuple):
-    """How a table of the catalogue is compared.
+    """Settings for the comparison of a printed table with our numbers.
 
     Attributes:
       name: name of the item.
@@ -214,5 +214,5 @@ def _judge_column(settings: Table, column: str, cells: Sequence[Cell]) -> list[C
 
 
 def _listed(cells: Sequence[Cell]) -> str:
-    """Returns our numbers with their rows, and beside them the printed ones."""
+    """Returns text with our number and the printed one for each cell."""
     return ", ".join(f"{c.row} {c.ours:.4g} (printed: {c.printed})" for c in cells)

@@ -224,10 +224,9 @@ def banded(size: Size) -> Study:
     return _study("banded", size, study_parts)
 
 
-# This setting has two epochs of 50 steps, and the paper's has 20 epochs of 100 steps. In both, the
-# noise of the slides, with parameter nu, closes the same share of the gap in error between
-# independent noise and the optimum. Independent noise is as large as in ten short epochs at
-# epsilon 16 (docs/papers/slides.md).
+# With two epochs of 50 steps, the nu noise of the slides closes as much of the gap in error between
+# independent noise and the optimum as with the paper's 20 epochs of 100 steps
+# (docs/papers/slides.md).
 @sized(
     SIZES,
     images=4000,

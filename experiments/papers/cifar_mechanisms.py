@@ -1,4 +1,5 @@
-"""Mechanisms of the experiments on CIFAR-10 that are used for several equal parts of a run."""
+"""Mechanisms of the experiments on CIFAR-10 that repeat one mechanism in several equal parts
+of a run."""
 
 import functools
 
@@ -34,8 +35,8 @@ def stamped(kind: str, steps: int, stamps: int) -> Mechanism:
 
 @functools.cache
 def losses(kind: str, size: Size) -> dict[int, float]:
-    """Returns the rmse of prefix sums by the number of stamps, the copies of one small mechanism
-    that a stamped one repeats, for the study's participation.
+    """Returns the rmse of prefix sums for each number of stamps, which are the copies of a small
+    mechanism in a stamped one.
 
     The paper chooses the number of stamps by this error (App. E).
     """
@@ -52,7 +53,7 @@ def losses(kind: str, size: Size) -> dict[int, float]:
 
 
 def best_stamps(kind: str, size: Size) -> int:
-    """Returns the number of stamps with the least error."""
+    """Returns the number of stamps (repetitions of a mechanism) with the least error."""
     loss_by_stamps = losses(kind, size)
     return min(loss_by_stamps, key=lambda s: loss_by_stamps[s])
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from fedmf.participation.schema import Participation
 
-DELTA = 1e-5  # The delta of Fig. 4 of the multi-epoch paper.
+DELTA = 1e-5  # As in Figure 4 of the multi-epoch paper.
 # Noise multipliers in the papers' code. NOISE is for matrix mechanisms with sensitivity 1, and
 # NOISE_DP_SGD is for DP-SGD with sampling at the same epsilons.
 NOISE = (0.3, 0.4, 0.5, 0.75, 1.0, 2.0)
@@ -14,8 +14,8 @@ NOISE_DP_SGD = (0.498, 0.559, 0.61, 0.715, 0.807, 1.16)
 # takes most of a second, and commands that only list the figures would have to wait. A test
 # computes them again.
 EPSILONS = (19.131, 13.207, 9.997, 6.129, 4.377, 1.993)
-# Learning rates that are tried: 1, 2 and 5 times 10^i, where i is -2 or -1 (multi-epoch paper, App.
-# E), or -2 to 3 (banded paper, App. H.1).
+# Learning rates that are tried are 1, 2 and 5 times 10^i, where i is -2 or -1 in the multi-epoch
+# paper (App. E), and -2 to 3 in the banded paper (App. H.1).
 RATES_BANDED = tuple(float(f"{c}e{i}") for i in range(-2, 4) for c in (1, 2, 5))
 RATES = RATES_BANDED[:6]
 

@@ -114,8 +114,8 @@ def compare_lines(
     worse_score = score_of(scores, worse, target) or score_of(scores, worse, None)
     if better_score is None or worse_score is None:
         return clause.not_judged(text, NOT_TRAINED)
-    # For example, at momentum 0 the mechanism for momentum is the one for prefix sums. If that is
-    # the best momentum of both lines, they share their runs.
+    # Two lines may share their runs. For example, if momentum 0 is the best for both, the mechanism
+    # that is optimised for momentum is the one for prefix sums.
     if better_score.runs and all(map(operator.is_, better_score.runs, worse_score.runs)):
         return clause.not_judged(text, SAME_RUNS)
     return judge_differences(text, better_score.test, worse_score.test)
@@ -165,7 +165,7 @@ def match_at_every_epsilon(
 def runs_by_rate(score: Score) -> dict[float, list[Run]]:
     """Returns the runs of a line by server rate, in ascending order of rates and then of seeds."""
     runs: dict[float, list[Run]] = {}
-    # The runs that choose the setting come first in `tried`, before those of later seeds.
+    # In `score.tried`, runs that serve to choose the setting come before runs of later seeds.
     for run in (*score.tried, *score.runs):
         runs.setdefault(run.config.server_learning_rate, []).append(run)
     return dict(sorted(runs.items()))
@@ -175,7 +175,7 @@ def tests_at_rate(score: Score | None, rate: float) -> np.ndarray:
     """Returns the test accuracies of a line's runs with a server rate, by seed."""
     rate_runs = [] if score is None else runs_by_rate(score).get(rate, [])
     test_values = [final_metric(run, "test") for run in rate_runs]
-    # Runs that choose the setting are not evaluated on the test set.
+    # Runs that serve to choose the setting are not evaluated on the test set.
     tested_values = [value for value in test_values if value is not None]
     return np.array([value if math.isfinite(value) else 0.0 for value in tested_values])
 

@@ -1,4 +1,4 @@
-"""Helpers that fit mechanisms for all items, with progress on a terminal and Ctrl-C."""
+"""Functions that fit mechanisms for the papers' items, and show progress on a terminal."""
 
 import sys
 from typing import Any

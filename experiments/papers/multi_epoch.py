@@ -122,7 +122,7 @@ def _variances(
     return variance_panel, {name: y.sum() / sigma**2 for name, y in variance_by_name.items()}
 
 
-# The mechanisms of Figure 4, as Table 1 writes them.
+# Names of the mechanisms of Figure 4 of the multi-epoch paper, as in its Table 1.
 ALL_LINES = (
     "(Online) Honaker(n=2000)", "(Online) Honaker(n=200)x10",
     "Optimal Decoder Honaker(n=400)x5", "FFT Optimal Decoder(n=400)x5",

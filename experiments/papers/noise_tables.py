@@ -382,7 +382,7 @@ def effective_rmse(
     if amplified and row.bands is not None and row.bands < ROUNDS // PARTICIPATIONS:
         sigma = amplified_noise(row.bands, row.epsilon)
     elif row.mechanism == "Multi-epoch MF" and not amplified:
-        # The mechanism of this row has sensitivity 1.1269 under b-min-sep participation. The
+        # The multi-epoch mechanism has sensitivity 1.1269 under b-min-sep participation. The
         # table's sigma includes this factor.
         printed_noise = {
             (r.mechanism, r.epsilon): r.noise_multiplier for r in printed.BANDED_TABLE_4

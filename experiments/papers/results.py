@@ -223,7 +223,7 @@ def gallery(
 
 
 class Description(NamedTuple):
-    """Words about an item and its result.
+    """Texts that describe an item and its result.
 
     Attributes:
       verdict: one to four words.
@@ -243,7 +243,7 @@ class Description(NamedTuple):
 
 
 def describe(item: Item, result: Mapping[str, Any] | None) -> Description:
-    """Returns the words about an item and its result, if there is one."""
+    """Returns texts that describe an item, and its result if it has one."""
     state_text = _capitalized(item.state)
     if result is None and item.make is None:
         return Description(state_text, item.why, (), "", "", False)

@@ -45,8 +45,8 @@ Schemes = Mapping[str, tuple[Mapping[int, fedmf.Mechanism], Callable[[int], Samp
 
 
 def schemes(rounds: int, separation: int) -> Schemes:
-    """Returns a mapping from name to mechanisms by number of bands, and a function from bands to
-    scheme.
+    """Returns for the name of each sampling scheme its mechanisms by number of bands, and a
+    function that makes the scheme for a number of bands.
 
     A round has 1000 clients, and each client comes once in `separation` rounds on average.
     """
@@ -172,7 +172,7 @@ def judge_ways_to_draw(
     epsilons: Sequence[float],
     ratios: Sequence[np.ndarray],
 ) -> list[Clause]:
-    """Judges the item by the rmse of random allocation over that of cyclic Poisson sampling, for
+    """Judges random allocation by its rmse over that of cyclic Poisson sampling, for
     each setting and epsilon.
     """
     return [

@@ -58,7 +58,7 @@ _BANDS = 32
 def judge_max_error(
     *, rounds: np.ndarray, error_by_name: Mapping[str, np.ndarray], constant: float
 ) -> list[Clause]:
-    """Judges the slides on the largest error, by the errors of each mechanism over n.
+    """Judges the slides' claims on the largest error, by the errors of each mechanism over n.
 
     The optimum is 1 / (4 pi n) above the formula to first order, so that the constant is judged to
     a tenth of that.
@@ -130,7 +130,7 @@ def _num_vectors(stream: NoiseStream, t: int) -> int:
     """Returns how many vectors the noise of iteration t, counted from 1, is a sum of."""
     if stream.contraction is not None:
         return t
-    # The recurrence reads its state, and one new draw.
+    # The recurrence reads the `width` vectors of its state, and one vector of new draws.
     return stream.width + 1
 
 
@@ -177,8 +177,8 @@ def judge_noise_time(
     time_by_name: Mapping[str, np.ndarray],
     vectors_by_name: Mapping[str, np.ndarray],
 ) -> list[Clause]:
-    """Judges the slides on time by the vectors of each iteration, and by how the measured time
-    grows from the middle iteration to the last.
+    """Judges the slides' claims on time by the vectors of each iteration, and by how the measured
+    time grows from the middle iteration to the last.
     """
     constant_vectors = {name: y for name, y in vectors_by_name.items() if name != "optimal"}
     middle_index = len(iterations) // 2
@@ -312,7 +312,7 @@ def judge_approximation(
     inverse: np.ndarray,
     polynomial: np.ndarray,
 ) -> list[Clause]:
-    """Judges the slides on approximation.
+    """Judges the slides' claims on rational and polynomial approximation.
 
     Args:
       rational: error of degrees 1, 2, ... on sqrt(1 - x), on the circle.

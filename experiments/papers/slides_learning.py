@@ -112,7 +112,7 @@ class Comparison:
 
 
 def _line(points: Sequence[Point], panel: str, noise: str) -> tuple[np.ndarray, np.ndarray]:
-    """Returns x and the formula of one line."""
+    """Returns the x values of a line of the figure, and its errors by the formula."""
     xy_pairs = [(p.x, p.formula) for p in points if (p.panel, p.noise) == (panel, noise)]
     x, formula = np.array(xy_pairs).T
     return x, formula
@@ -146,29 +146,32 @@ def _judge_bound(text: str, ratios: np.ndarray, *, is_upper: bool) -> Clause:
     return from_numbers(text, bool(is_within_bound), evidence)
 
 
-# Powers are judged to this absolute tolerance. Rates hold to first order in the learning rate.
+# Absolute tolerance of judged powers, since the slides' rates hold only to first order in the
+# learning rate.
 _POWER_TOLERANCE = 0.15
-# Powers of the learning rate are those of the formula between these two, which are small enough for
+# Learning rates between which the powers of the formula are computed. They are small enough for
 # the first order, and too small to simulate.
 _SMALL_ETAS = (0.001, 0.002)
 _SQUARED = "eta² log²(1 / (eta mu))"
 
 
 def _squared_rate(eta: np.ndarray | float, spectrum: np.ndarray) -> np.ndarray:
-    """Returns d_eff eta^2 log^2(1 / (eta mu)) with the spectrum's effective dimension and mu."""
+    """Returns the rate d_eff eta^2 log^2(1 / (eta mu)), where d_eff is the effective dimension and
+    mu the smallest eigenvalue of the spectrum.
+    """
     eta = np.asarray(eta)
     return effective_dimension(spectrum) * eta**2 * np.log(eta * spectrum.min()) ** 2
 
 
 def effective_dimension(spectrum: np.ndarray) -> float:
-    """Returns d_eff = Tr(H) / ||H||."""
+    """Returns the effective dimension Tr(H) / ||H|| of a Hessian H with these eigenvalues."""
     return float(spectrum.sum() / spectrum.max())
 
 
 def _small_errors(
     noise: Callable[[float], Noise], spectrum: np.ndarray, *, sampled: bool
 ) -> np.ndarray:
-    """Returns the formula at `_SMALL_ETAS`."""
+    """Returns the stationary errors by the formula at the learning rates `_SMALL_ETAS`."""
     return np.array(
         [theory.stationary_error(noise(eta), eta, spectrum, sampled=sampled) for eta in _SMALL_ETAS]
     )
@@ -219,7 +222,7 @@ def judge_mean_estimation(
     small_errors: Mapping[str, np.ndarray],
     closed_form_error: float,
 ) -> list[Clause]:
-    """Judges the slides on mean estimation.
+    """Judges the slides' claims on mean estimation.
 
     `closed_form_error` is the largest relative difference of the error at nu = eta from the least.
     """
@@ -283,7 +286,7 @@ def linear_regression(request: Request) -> Outcome:
 
 
 def judge_linear_regression(*, points: Sequence[Point], eta: float) -> list[Clause]:
-    """Judges the slides on linear regression, over the dimension at one learning rate."""
+    """Judges the slides' claims on linear regression, over the dimension at one learning rate."""
     clauses = [_judge_simulation(points)]
     upper_ratios = []
     lower_ratios = []
@@ -311,16 +314,8 @@ def judge_linear_regression(*, points: Sequence[Point], eta: float) -> list[Clau
             text = "With high effective dimension, which is d, nu-Noisy-FTRL's scales with it"
             clauses.append(_judge_power(text, power, 1.0, over_d))
         else:
-            normalized = upper_ratios[-1]
-            clauses.append(
-                from_numbers(
-                    "With low effective dimension, which stays below 2, nu-Noisy-FTRL's error "
-                    "grows no faster than d_eff log²(1 / (eta mu)).",
-                    bool((np.diff(normalized) <= 0).all()),
-                    f"divided by it: {', '.join(f'{r:.3f}' for r in normalized)}; power "
-                    f"{power:.2f} {over_d}",
-                )
-            )
+            evidence = f"power {power:.2f} {over_d}"
+            clauses.append(_judge_low_dimension(upper_ratios[-1], evidence))
     return [
         *clauses,
         _judge_bound(
@@ -334,6 +329,18 @@ def judge_linear_regression(*, points: Sequence[Point], eta: float) -> list[Clau
             is_upper=False,
         ),
     ]
+
+
+def _judge_low_dimension(upper_ratios: np.ndarray, evidence: str) -> Clause:
+    """Judges whether nu-Noisy-FTRL's error over its rate never rises with the dimension, for the
+    spectrum with low effective dimension.
+    """
+    return from_numbers(
+        "With low effective dimension, which stays below 2, nu-Noisy-FTRL's error grows no faster "
+        "than d_eff log²(1 / (eta mu)).",
+        bool((np.diff(upper_ratios) <= 0).all()),
+        f"divided by it: {', '.join(f'{r:.3f}' for r in upper_ratios)}; {evidence}",
+    )
 
 
 @figure("slides-learning-rate")
@@ -384,9 +391,8 @@ def judge_learning_rate(
     small_errors: Mapping[tuple[str, str], np.ndarray],
     dimension: int,
 ) -> list[Clause]:
-    """Judges the slides on the dependence on the learning rate, for two spectra of a dimension."""
+    """Judges the slides' claims on how errors depend on the learning rate, for two spectra."""
     clauses = [_judge_simulation(points)]
-    at_small = f"of eta between {_SMALL_ETAS[0]} and {_SMALL_ETAS[1]}"
     upper_ratios = []
     lower_ratios = []
     for panel, H, kind in zip(
@@ -399,21 +405,14 @@ def judge_learning_rate(
         etas, ftrl = lines[FTRL]
         upper_ratios.append(ftrl / _squared_rate(etas, H))
         lower_ratios.append(lines[BEST][1] / (effective_dimension(H) * etas**2))
-        powers = {name: _small_power(small_errors[name, kind]) for name in (SGD, ANTI)}
-        normalized = small_errors[FTRL, kind] / _squared_rate(np.array(_SMALL_ETAS), H)
         subject = f"With {kind} effective dimension"
-        clauses += [
-            _judge_power(f"{subject} noisy SGD's error scales as eta", powers[SGD], 1.0, at_small),
-            _judge_power(
-                f"{subject} that of damped anti-PGD scales as eta^1.5", powers[ANTI], 1.5, at_small
-            ),
-            _judge_power(
-                f"{subject} that of nu-Noisy-FTRL scales as {_SQUARED}",
-                2.0 + _small_power(normalized),
-                2.0,
-                f"{at_small}, beside the logarithm",
-            ),
-        ]
+        normalized_errors = small_errors[FTRL, kind] / _squared_rate(np.array(_SMALL_ETAS), H)
+        clauses += _judge_powers(
+            subject,
+            sgd_power=_small_power(small_errors[SGD, kind]),
+            anti_power=_small_power(small_errors[ANTI, kind]),
+            ftrl_power=2.0 + _small_power(normalized_errors),
+        )
         index = int(np.argmin(etas))
         sgd_error, anti_error, ftrl_error = (lines[name][1][index] for name in (SGD, ANTI, FTRL))
         clauses.append(
@@ -435,5 +434,27 @@ def judge_learning_rate(
             "The least error of any noise is at least d_eff eta² / rho at every eta.",
             np.concatenate(lower_ratios),
             is_upper=False,
+        ),
+    ]
+
+
+def _judge_powers(
+    subject: str, *, sgd_power: float, anti_power: float, ftrl_power: float
+) -> list[Clause]:
+    """Judges the powers of the learning rate with which the errors of three mechanisms grow.
+
+    `subject` begins the text of each clause, and names the spectrum.
+    """
+    at_small = f"of eta between {_SMALL_ETAS[0]} and {_SMALL_ETAS[1]}"
+    return [
+        _judge_power(f"{subject} noisy SGD's error scales as eta", sgd_power, 1.0, at_small),
+        _judge_power(
+            f"{subject} that of damped anti-PGD scales as eta^1.5", anti_power, 1.5, at_small
+        ),
+        _judge_power(
+            f"{subject} that of nu-Noisy-FTRL scales as {_SQUARED}",
+            ftrl_power,
+            2.0,
+            f"{at_small}, beside the logarithm",
         ),
     ]

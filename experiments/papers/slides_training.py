@@ -142,7 +142,7 @@ def finite_time(request: Request) -> Outcome:
     )
 
 
-# Powers of T are judged to this absolute tolerance.
+# Absolute tolerance of judged powers of T, the number of steps.
 _POWER_TOLERANCE = 0.15
 _RESAMPLES = 4000
 
@@ -153,7 +153,8 @@ def judge_finite_time(
     errors_by_name: Mapping[str, np.ndarray],
     formula_by_name: Mapping[str, np.ndarray],
 ) -> list[Clause]:
-    """Judges the slides on rates after T steps by the errors of each chain, float64 (T, chains).
+    """Judges the slides' claims on rates after T steps by the errors of each chain, float64 (T,
+    chains).
 
     Intervals are of 95%, by a bootstrap of the chains. A chain has the same examples at every T and
     with either noise, so that all of its errors are drawn together. The learning rates are those of
@@ -170,21 +171,11 @@ def judge_finite_time(
     sgd, ftrl = errors_by_name
     clauses = []
     for name, noise, expected in ((sgd, "independent", -1.0), (ftrl, "correlated", -2.0)):
-        low, high = _interval(powers[name])
-        # Positive numbers are inside of the tolerance.
-        inside = [_POWER_TOLERANCE - abs(end - expected) for end in (low, high)]
-        largest = _POWER_TOLERANCE if low <= expected <= high else max(inside)
-        clauses.append(
-            from_interval(
-                f"With {noise} noise the privacy error falls as T to the {expected:g} (judged: a "
-                f"power within {_POWER_TOLERANCE}).",
-                low=min(inside),
-                high=largest,
-                evidence=f"power {powers[name].mean():.2f} ({low:.2f} to {high:.2f}) for T from "
-                f"{lengths[0]} to {lengths[-1]}; the formula without clipping has "
-                f"{formula_powers[name]:.2f}, because of logarithms that the slides leave out",
-            )
+        evidence = (
+            f"for T from {lengths[0]} to {lengths[-1]}; the formula without clipping has "
+            f"{formula_powers[name]:.2f}, because of logarithms that the slides leave out"
         )
+        clauses.append(_judge_power(noise, powers[name], expected, evidence))
     low, high = _interval(powers[sgd] - powers[ftrl])
     clauses.append(
         from_interval(
@@ -194,23 +185,45 @@ def judge_finite_time(
             evidence=f"difference of the powers {low:.2f} to {high:.2f}",
         )
     )
-    logs = np.log(means[sgd] / means[ftrl])
-    ends = np.array([_interval(row) for row in logs])
-    listed = ", ".join(
-        f"{np.exp(a):.3g} to {np.exp(b):.3g} at {T}"
-        for T, (a, b) in zip(lengths, ends, strict=True)
-    )
-    clauses.append(
-        from_interval(
-            "It is smaller with correlated noise at every T.",
-            low=ends[:, 0].min(),
-            high=ends[:, 1].min(),
-            evidence=f"the error with independent noise is {listed} times as large",
-        )
-    )
+    clauses.append(_judge_ratios(lengths, means[sgd] / means[ftrl]))
     reason = "the labels have little noise, so that the error of privacy can be seen"
     text = "The error of sampling, which is added, falls as 1 / T with either noise."
     return [*clauses, not_judged(text, reason)]
+
+
+def _judge_power(noise: str, powers: np.ndarray, expected: float, evidence: str) -> Clause:
+    """Judges whether the error falls with the expected power of T, by the powers of all resamples.
+
+    `noise` names the kind of noise.
+    """
+    low, high = _interval(powers)
+    # An end of the interval is within the tolerance if its margin is positive.
+    margins = [_POWER_TOLERANCE - abs(end - expected) for end in (low, high)]
+    largest_margin = _POWER_TOLERANCE if low <= expected <= high else max(margins)
+    return from_interval(
+        f"With {noise} noise the privacy error falls as T to the {expected:g} (judged: a power "
+        f"within {_POWER_TOLERANCE}).",
+        low=min(margins),
+        high=largest_margin,
+        evidence=f"power {powers.mean():.2f} ({low:.2f} to {high:.2f}) {evidence}",
+    )
+
+
+def _judge_ratios(lengths: np.ndarray, ratios: np.ndarray) -> Clause:
+    """Judges whether the error with independent noise is larger at every T, by its ratio to the
+    error with correlated noise in each resample, float64 (T, resamples).
+    """
+    intervals = np.array([_interval(log_ratios) for log_ratios in np.log(ratios)])
+    ratios_text = ", ".join(
+        f"{np.exp(low):.3g} to {np.exp(high):.3g} at {T}"
+        for T, (low, high) in zip(lengths, intervals, strict=True)
+    )
+    return from_interval(
+        "It is smaller with correlated noise at every T.",
+        low=intervals[:, 0].min(),
+        high=intervals[:, 1].min(),
+        evidence=f"the error with independent noise is {ratios_text} times as large",
+    )
 
 
 def _interval(values: np.ndarray) -> tuple[float, float]:

@@ -139,8 +139,8 @@ def _table(
 
 @trained(grids.epochs, "multi-epoch-figure-12")
 def figure_12(scores: Sequence[Score], size: Size) -> Outcome:
-    """Draws the validation accuracy of the runs of Figure 3 over the server rates, and judges how
-    the lines bear a larger one.
+    """Draws the validation accuracy of the runs of Figure 3 over the server rates, and judges
+    which mechanisms tolerate the larger rate.
     """
     series: dict[float, dict[str, Line]] = {}
     table_rows = []

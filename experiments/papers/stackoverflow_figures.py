@@ -131,7 +131,7 @@ def _best_settings(score: Score) -> list[_Setting]:
     settings.
     """
     accuracies: dict[_Setting, list[float]] = collections.defaultdict(list)
-    # The runs that choose the setting come first in `tried`, before those of later seeds.
+    # In `score.tried`, runs that serve to choose the setting come before runs of later seeds.
     for run in (*score.tried, *score.runs):
         validation_accuracy = final_metric(run, "validation")
         accuracies[_setting(run)].append(

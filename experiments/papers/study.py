@@ -31,7 +31,7 @@ from fedmf.sweeps import run as sweep
 from fedmf.sweeps.results import validation_of
 from fedmf.sweeps.runs import run_folder
 
-# The name of a run that serves tuning ends with this.
+# Suffix of the names of runs that serve to choose settings.
 _TUNING_SUFFIX = f"seed={TUNING_SEED}"
 
 
