@@ -1,0 +1,1 @@
+"""Tests of `fedmf.experiments`: the demo, and the reproduction of the papers."""

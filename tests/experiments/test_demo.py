@@ -45,7 +45,7 @@ def tiny(monkeypatch, clients_in_turn):
 
 
 @pytest.mark.slow
-def test_ctrl_c_the_same_command_by_another_path_and_once_more(tiny, tmp_path, monkeypatch):
+def test_demo_resumes_after_ctrl_c_also_by_another_path(tiny, tmp_path, monkeypatch):
     from fedmf import federated
 
     train = federated.train

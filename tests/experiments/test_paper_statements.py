@@ -40,7 +40,7 @@ def test_algorithm_1_is_rho_zcdp(n):
 
 
 @SIZES
-def test_the_mean_squared_error_of_algorithm_1(n):
+def test_algorithm_1_has_the_stated_mean_squared_error(n):
     """Multi-epoch paper, Thm. J.3 and Cor. J.1, at rho = 1/2.
 
     With unit variance of the real and of the imaginary part, which Thm. J.2 needs, the error of

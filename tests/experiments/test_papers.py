@@ -119,7 +119,7 @@ def test_the_page_of_a_paper_has_every_item_once_and_in_order(source):
     assert marked == [item.name for item in ITEMS.values() if item.source == source]
 
 
-def test_commands(tmp_path):
+def test_list_run_and_report_print_what_they_write(tmp_path):
     listed = printed_by("paper list")
     assert list(listed) == [*ITEMS, *(statement.name for statement in theorems.STATEMENTS)]
     assert listed["banded-thm-2"]["state"] == "in code and tests"

@@ -19,7 +19,7 @@ def error(noise, eta=0.1, spectrum=ONE, **sampled):
 
 
 @pytest.mark.parametrize("eta", [0.001, 0.1, 0.5])
-def test_closed_forms_of_mean_estimation(eta):
+def test_mean_estimation_has_the_closed_forms(eta):
     K = scipy.special.ellipk((1 - eta) ** 2)  # of the modulus 1 - eta
     optimum = eta**2 / 2 * (2 / np.pi * K) ** 2
     nu = 1 - np.sqrt(2 * eta) / 2

@@ -303,7 +303,7 @@ def test_a_limit_on_test_sentences_is_a_task_option(tmp_path):
         study._targets(cifar.stamps("full"), request, pathlib.Path("data"))
 
 
-def test_a_dry_run_on_the_command_line(tmp_path):
+def test_a_dry_run_is_refused_for_exact_items_and_without_data(tmp_path):
     out = f"--dry-run --out {tmp_path}"
     refused(f"paper run banded-app-k-1 {out}", "trains nothing")
     refused(f"paper run multi-epoch-figure-10 --scale full {out}", "name it in --data")
