@@ -35,12 +35,16 @@ def interval(values: Sequence[float] | np.ndarray) -> tuple[float, float, float]
       Mean, low end, high end.
     """
     x = np.asarray(values, float)
-    n = len(x)
+    num_values = len(x)
     tail_probability = 0.0
-    if n > 1:
-        t_quantile = scipy.stats.t.ppf((1 + LEVEL) / 2, n - 1)
-        tail_probability = scipy.stats.norm.cdf(-math.sqrt(n / (n - 1)) * t_quantile)
-    resampled_means = x[np.random.default_rng(0).integers(0, n, (_RESAMPLES, n))].mean(1)
+    if num_values > 1:
+        t_quantile = scipy.stats.t.ppf((1 + LEVEL) / 2, num_values - 1)
+        tail_probability = scipy.stats.norm.cdf(
+            -math.sqrt(num_values / (num_values - 1)) * t_quantile
+        )
+    resampled_means = x[
+        np.random.default_rng(0).integers(0, num_values, (_RESAMPLES, num_values))
+    ].mean(1)
     low, high = np.quantile(resampled_means, [tail_probability, 1 - tail_probability])
     return float(x.mean()), float(low), float(high)
 
@@ -57,7 +61,7 @@ def judged(scores: Sequence[Score], clauses: Sequence[Clause]) -> Outcome:
 
 
 def row(score: Score) -> dict[str, Any]:
-    """Returns a score as a row of numbers.csv."""
+    """Returns the row of numbers.csv that describes a score, the result of one line of a figure."""
     test_accuracies = score.test
     config = score.best
     final_values = [final_metric(run, "validation") for run in score.runs]
@@ -164,22 +168,32 @@ def over_epsilon(scores: Sequence[Score]) -> list[Lines]:
     """
     if len({score.target for score in scores}) == 1:
         return levels(scores)
-    series = {}
+    line_by_name = {}
     for line in dict.fromkeys(s.line for s in scores):
         line_scores = [score for score in scores if score.line == line]
         line_scores.sort(key=lambda score: score.epsilon)
         intervals = np.array([interval(score.test) for score in line_scores]).T
-        series[line] = Line([score.epsilon for score in line_scores], *intervals)
+        line_by_name[line] = Line([score.epsilon for score in line_scores], *intervals)
     epsilon_ticks = sorted({round(s.epsilon, 2) for s in scores if math.isfinite(s.epsilon)})
-    return [Lines(series, "epsilon", "test accuracy", log="x", ticks=epsilon_ticks, percent=True)]
+    return [
+        Lines(line_by_name, "epsilon", "test accuracy", log="x", ticks=epsilon_ticks, percent=True)
+    ]
 
 
 def levels(scores: Sequence[Score]) -> list[Lines]:
     """Draws the accuracy of each line as a point with its interval."""
-    series = {s.line: Line([i], *np.array([interval(s.test)]).T) for i, s in enumerate(scores)}
+    point_by_line = {
+        s.line: Line([i], *np.array([interval(s.test)]).T) for i, s in enumerate(scores)
+    }
     epsilons = dict.fromkeys(f"epsilon {plain(s.epsilon)}" for s in scores if s.epsilon < math.inf)
     return [
-        Lines(series, points=True, title=", ".join(epsilons), ylabel="test accuracy", percent=True)
+        Lines(
+            point_by_line,
+            points=True,
+            title=", ".join(epsilons),
+            ylabel="test accuracy",
+            percent=True,
+        )
     ]
 
 
@@ -209,10 +223,10 @@ def by_round(
         validated_rounds = curves[0][0]
         values_by_round = np.array([values for _, values in curves]).T
         intervals = np.array([interval(values) for values in values_by_round])
-        line = Line(
+        accuracy_line = Line(
             validated_rounds[validated_rounds >= first], *intervals[validated_rounds >= first].T
         )
-        panels.setdefault(score.epsilon, {})[score.line] = line
+        panels.setdefault(score.epsilon, {})[score.line] = accuracy_line
     figure: list[Lines] = []
     for epsilon, series in panels.items():
         figure.append(

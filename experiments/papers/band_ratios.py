@@ -1,5 +1,5 @@
 """Figures 4 and 9 of the paper on banded matrix factorization, which compare the errors of three
-mechanisms over epsilon (Choquette-Choo et al. 2023).
+mechanisms over epsilon. See Choquette-Choo et al. 2023.
 """
 
 from collections.abc import Mapping, Sequence
@@ -249,15 +249,16 @@ def _ratios_by_bands(
     return drawing
 
 
-# "Up to epsilon about 5" is judged as a number that rounds to 5.
+# The paper says that BandMF is better "up to epsilon about 5". It is judged as a number that rounds
+# to 5.
 CROSSING = "5"
 
 
 def judge_figure_9(
     *, epsilons: np.ndarray, over_sgd: np.ndarray, over_mf: np.ndarray
 ) -> list[Clause]:
-    """Judges Figure 9 by the errors of BandMF with the best number of bands for each epsilon, over
-    those of DP-SGD and of multi-epoch MF.
+    """Judges Figure 9 of the banded paper by the errors of BandMF with the best number of bands for
+    each epsilon, over those of DP-SGD and of multi-epoch MF.
     """
     is_better = over_sgd < 1 - 1e-9
     # The ratio of the error to that of multi-epoch MF rises with epsilon. The crossing is the

@@ -1,5 +1,5 @@
-"""Figures of the paper on banded matrix factorization that are made without training
-(Choquette-Choo et al. 2023).
+"""Figures of the paper on banded matrix factorization that are made without training. See
+Choquette-Choo et al. 2023.
 """
 
 import functools
@@ -124,15 +124,15 @@ def _decomposed(rounds: int, request: Request) -> Outcome:
     touched_rows = [
         [np.flatnonzero(C[:, t]) for t in range(j, rounds, PARTS)] for j in range(PARTS)
     ]
-    panels = []
+    part_panels = []
     for j, rows in enumerate(touched_rows):
-        image = np.where(C != 0, 0.1, 0.0)
+        touched_image = np.where(C != 0, 0.1, 0.0)
         for k, here in enumerate(rows):
             # The image shows successive participations of a client in different colours.
-            image[here, j + k * PARTS] = (-1) ** k
-        panels.append((f"part {j + 1} of {PARTS}", image))
+            touched_image[here, j + k * PARTS] = (-1) ** k
+        part_panels.append((f"part {j + 1} of {PARTS}", touched_image))
     return Outcome(
-        heat_maps(panels, PARTS, height=6.2 / PARTS),
+        heat_maps(part_panels, PARTS, height=6.2 / PARTS),
         clauses=judge_decomposed(touched_rows=touched_rows),
         columns=("part", "round", "rows of C x"),
         rows=[
@@ -144,7 +144,9 @@ def _decomposed(rounds: int, request: Request) -> Outcome:
 
 
 def judge_decomposed(*, touched_rows: Sequence[Sequence[np.ndarray]]) -> list[Clause]:
-    """Judges Figures 3 and 8 by the rows of C x that the participations of each part touch."""
+    """Judges Figures 3 and 8 of the banded paper by the rows of C x that the participations of each
+    part touch.
+    """
     times_touched = [
         np.unique(np.concatenate(list(rows)), return_counts=True)[1] for rows in touched_rows
     ]
@@ -169,24 +171,24 @@ figure("banded-figure-8")(functools.partial(_decomposed, 18))
 @figure("banded-figure-6")
 def figure_6(request: Request) -> Outcome:
     """Draws C and C^-1, the encoder and its inverse, of eight factorisations for n = 64 rounds."""
-    n = 64
-    workload, once = sums_once(n)
-    four_epochs = epochs(n, 4)
+    num_rounds = 64
+    workload, once = sums_once(num_rounds)
+    four_epochs = epochs(num_rounds, 4)
     mechanisms = {
         "single-epoch": fit(workload, once, "dense"),
         "DP-SGD": fit(workload, once, "identity"),
-        "8 epochs": fit(workload, epochs(n, 8), "dense"),
+        "8 epochs": fit(workload, epochs(num_rounds, 8), "dense"),
         "4 epochs": fit(workload, four_epochs, "dense"),
         "8 bands": fit(workload, four_epochs, "banded", bands=8, equal_norms=False),
         "EN, 8 bands": fit(workload, four_epochs, "banded", bands=8),
         "16 bands": fit(workload, four_epochs, "banded", bands=16, equal_norms=False),
         "EN, 16 bands": fit(workload, four_epochs, "banded", bands=16),
     }
-    panels = []
+    matrix_panels = []
     factorisation_rows = []
     for name, m in mechanisms.items():
         C = m.encoder()
-        panels += [(f"{name}, C", C), (f"{name}, C⁻¹", m.noising())]
+        matrix_panels += [(f"{name}, C", C), (f"{name}, C⁻¹", m.noising())]
         column_norms = np.linalg.norm(C, axis=0)
         num_bands = int(max(i - j for i, j in np.argwhere(np.abs(C) > 1e-12))) + 1
         norm_ratio = float(column_norms.max() / column_norms.min())
@@ -194,7 +196,7 @@ def figure_6(request: Request) -> Outcome:
             Factorisation(name, num_bands, norm_ratio, fedmf.rmse(m, workload, four_epochs))
         )
     return Outcome(
-        heat_maps(panels, 4, height=1.4),
+        heat_maps(matrix_panels, 4, height=1.4),
         clauses=judge_figure_6(rows=factorisation_rows),
         columns=(
             "mechanism",
@@ -207,7 +209,7 @@ def figure_6(request: Request) -> Outcome:
 
 
 class Factorisation(NamedTuple):
-    """Row of numbers.csv of Figure 6.
+    """Bands, column norms and error of a factorisation in Figure 6 of the banded paper.
 
     Attributes:
       name: name of the mechanism.
@@ -251,18 +253,18 @@ def judge_figure_6(*, rows: Sequence[Factorisation]) -> list[Clause]:
 @figure("banded-figure-7")
 def figure_7(request: Request) -> Outcome:
     """Draws the transposed encoder of the tree mechanism, and the encoder's pseudo-inverse."""
-    n = 64
-    mechanism = fit(*sums_once(n), "tree", decoder="full")
+    num_rounds = 64
+    mechanism = fit(*sums_once(num_rounds), "tree", decoder="full")
     C = mechanism.encoder()
     N = mechanism.noising()
-    panels = [("Cᵀ of the binary tree", C.T), ("pseudo-inverse of C", N)]
+    matrix_panels = [("Cᵀ of the binary tree", C.T), ("pseudo-inverse of C", N)]
     return Outcome(
-        heat_maps(panels, 1, height=2.3, shared=False),
+        heat_maps(matrix_panels, 1, height=2.3, shared=False),
         clauses=judge_figure_7(encoder=C, noising=N),
         columns=("quantity", "value"),
         rows=[
             ("nodes", len(C)),
-            ("rounds", n),
+            ("rounds", num_rounds),
             (
                 "largest difference of N from numpy's pseudo-inverse",
                 np.abs(N - np.linalg.pinv(C)).max(),
@@ -272,7 +274,9 @@ def figure_7(request: Request) -> Outcome:
 
 
 def judge_figure_7(*, encoder: np.ndarray, noising: np.ndarray) -> list[Clause]:
-    """Judges Figure 7 by the encoder of the tree and the noise matrix of its full decoder."""
+    """Judges Figure 7 of the banded paper by the encoder of the tree and the noise matrix of its
+    full decoder.
+    """
     num_nodes, num_rounds = encoder.shape
     node_sizes = sorted({int(row.sum()) for row in encoder})
     largest_difference = np.abs(noising - np.linalg.pinv(encoder)).max()
@@ -355,7 +359,7 @@ def figure_11(request: Request) -> Outcome:
     )
 
 
-# The regression of App. I: log(rate) = SLOPE log(rmse) + INTERCEPT.
+# Coefficients of the regression log(rate) = SLOPE log(rmse) + INTERCEPT in App. I.
 SLOPE, INTERCEPT = -0.95, -4.64
 # A correlation is called strong if it is at least this large in absolute value.
 _STRONG = 0.9
@@ -364,7 +368,8 @@ _STRONG = 0.9
 def judge_figure_11(
     *, of_sums: np.ndarray, of_single: np.ndarray, rates: np.ndarray
 ) -> list[Clause]:
-    """Judges Figure 11 by the best rates, and the errors of prefix sums and of single gradients.
+    """Judges Figure 11 of the banded paper by the best rates, and the errors of prefix sums and of
+    single gradients.
 
     The regression is judged by its standard errors, because the rates are those of a grid.
     """

@@ -294,7 +294,7 @@ def figure_1(scores: Sequence[Score], size: Size) -> Outcome:
 @trained(with_plain, "multi-epoch-figure-9")
 def figure_9(scores: Sequence[Score], size: Size) -> Outcome:
     """Judges whether the plain FFT is more accurate than Honaker's tree, and less than the FFT with
-    the optimal decoder (multi-epoch paper, Figure 9 and App. C).
+    the optimal decoder. See the multi-epoch paper, Figure 9 and App. C.
     """
     mechanism_kinds = (FFT, PLAIN_FFT, HONAKER)
     line_pairs = itertools.pairwise(

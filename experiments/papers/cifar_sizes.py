@@ -5,7 +5,8 @@ from typing import Any
 
 from fedmf.participation.schema import Participation
 
-DELTA = 1e-5  # As in Figure 4 of the multi-epoch paper.
+# The privacy parameter delta is that of Figure 4 of the multi-epoch paper.
+DELTA = 1e-5
 # Noise multipliers in the papers' code. NOISE is for matrix mechanisms with sensitivity 1, and
 # NOISE_DP_SGD is for DP-SGD with sampling at the same epsilons.
 NOISE = (0.3, 0.4, 0.5, 0.75, 1.0, 2.0)

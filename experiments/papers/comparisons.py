@@ -109,16 +109,18 @@ def compare_lines(
 
     A line without noise, which has no target, is compared at every target.
     """
-    text = f"{opening(scores, target)}, {_quoted(better)} is more accurate than {_quoted(worse)}"
+    clause_text = (
+        f"{opening(scores, target)}, {_quoted(better)} is more accurate than {_quoted(worse)}"
+    )
     better_score = score_of(scores, better, target) or score_of(scores, better, None)
     worse_score = score_of(scores, worse, target) or score_of(scores, worse, None)
     if better_score is None or worse_score is None:
-        return clause.not_judged(text, NOT_TRAINED)
+        return clause.not_judged(clause_text, NOT_TRAINED)
     # Two lines may share their runs. For example, if momentum 0 is the best for both, the mechanism
     # that is optimised for momentum is the one for prefix sums.
     if better_score.runs and all(map(operator.is_, better_score.runs, worse_score.runs)):
-        return clause.not_judged(text, SAME_RUNS)
-    return judge_differences(text, better_score.test, worse_score.test)
+        return clause.not_judged(clause_text, SAME_RUNS)
+    return judge_differences(clause_text, better_score.test, worse_score.test)
 
 
 def compare_at_every_epsilon(
@@ -146,7 +148,7 @@ def match_at_every_epsilon(
     """
     clauses = compare_at_every_epsilon(scores, [(line, worst)])
     for target in targets(scores):
-        text = (
+        clause_text = (
             f"{opening(scores, target)}, {_quoted(line)} loses at most a "
             f"quarter of the lead of {_quoted(best)} over {_quoted(worst)}"
         )
@@ -154,11 +156,11 @@ def match_at_every_epsilon(
             score_of(scores, name, target) for name in (line, best, worst)
         )
         if line_score is None or best_score is None or worst_score is None:
-            clauses.append(clause.not_judged(text, NOT_TRAINED))
+            clauses.append(clause.not_judged(clause_text, NOT_TRAINED))
             continue
         accuracy_lead = best_score.test - worst_score.test
         accuracy_loss = best_score.test - line_score.test
-        clauses.append(judge(text, MATCHING_SHARE * accuracy_lead - accuracy_loss))
+        clauses.append(judge(clause_text, MATCHING_SHARE * accuracy_lead - accuracy_loss))
     return clauses
 
 

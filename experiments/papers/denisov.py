@@ -1,5 +1,5 @@
-"""Figures of the paper on DP-FTRL with a single epoch that are made without training (Denisov et
-al. 2022).
+"""Figures of the paper on DP-FTRL with a single epoch that are made without training. See Denisov
+et al. 2022.
 """
 
 import itertools
@@ -64,14 +64,14 @@ def normalized(X: np.ndarray) -> np.ndarray:
 
 def loss_of(gram: np.ndarray, X: np.ndarray) -> float:
     """Computes the loss tr(gram X^-1) of the encoder C, where X = C^T C and `gram` is the Gram
-    matrix of the workload (Eq. 4).
+    matrix of the workload. See Eq. 4.
     """
     return np.trace(scipy.linalg.cho_solve(scipy.linalg.cho_factor(X), gram))
 
 
 def fixed_point(gram: np.ndarray) -> Iterator[Step]:
     """Yields the time and loss after each step of the fixed-point iteration v <- phi(v), where
-    `geometric_mean` computes phi (Thm. 3.2).
+    `geometric_mean` computes phi. See Thm. 3.2.
     """
     clock = _Clock()
     v = np.ones(len(gram))
@@ -82,7 +82,7 @@ def fixed_point(gram: np.ndarray) -> Iterator[Step]:
 
 def descent(gram: np.ndarray, *, newton: bool) -> Iterator[Step]:
     """Yields the time and loss after each step of gradient descent, or of Newton's method with
-    conjugate gradients (Yuan et al. 2016, Alg. 1).
+    conjugate gradients. See Yuan et al. 2016, Alg. 1.
 
     Both have Armijo's rule. A step is halved until X has a Cholesky factorisation and the loss
     falls by at least a hundredth of what the slope predicts. The diagonal of X stays 1.
@@ -378,18 +378,20 @@ def judge_figure_4(*, all_times: Sequence[Times], rounds: int) -> list[Clause]:
     fixed_point_times = times_by_name[FIXED_POINT]
     clauses = []
     for name in (NEWTON, GRADIENT):
-        text = f"The fixed point is faster than the {name}."
+        clause_text = f"The fixed point is faster than the {name}."
         evidence = f"to within {_ACCURACY:g} of the lower bound at n = {rounds}: " + ", ".join(
             f"{times.solver} {_in_seconds(times, accuracy_index)}"
             for times in (fixed_point_times, times_by_name[name])
         )
         baseline_seconds = times_by_name[name].reached[accuracy_index]
         if np.isinf(fixed_point_times.reached[accuracy_index]) and np.isinf(baseline_seconds):
-            clauses.append(Clause(text=text, verdict="inconclusive", evidence=evidence))
+            clauses.append(Clause(text=clause_text, verdict="inconclusive", evidence=evidence))
         else:
             clauses.append(
                 from_numbers(
-                    text, fixed_point_times.reached[accuracy_index] < baseline_seconds, evidence
+                    clause_text,
+                    fixed_point_times.reached[accuracy_index] < baseline_seconds,
+                    evidence,
                 )
             )
     clauses.append(_judge_two_orders(all_times))
@@ -409,7 +411,7 @@ def _judge_two_orders(all_times: Sequence[Times]) -> Clause:
     A case is a size, an accuracy and a baseline. A baseline that was stopped counts with the
     seconds that it ran.
     """
-    text = "In some cases the fixed point is faster by up to two orders of magnitude."
+    clause_text = "In some cases the fixed point is faster by up to two orders of magnitude."
     fixed_by_rounds = {times.rounds: times for times in all_times if times.solver == FIXED_POINT}
     timed_cases = []
     was_stopped = False
@@ -426,12 +428,12 @@ def _judge_two_orders(all_times: Sequence[Times]) -> Clause:
             at_least = "at least " if is_censored else ""
             timed_cases.append((baseline_seconds / fixed_seconds, at_least, case_text))
     if not timed_cases:
-        return from_numbers(text, False, "the fixed point came to no accuracy in time")
+        return from_numbers(clause_text, False, "the fixed point came to no accuracy in time")
     largest_ratio, at_least, case_text = max(timed_cases)
     evidence = f"the largest ratio of times is {at_least}{largest_ratio:.0f} ({case_text})"
     if largest_ratio < _TWO_ORDERS and was_stopped:
-        return not_judged(text, f"{evidence}, and the baseline was stopped before its end")
-    return from_numbers(text, largest_ratio >= _TWO_ORDERS, evidence)
+        return not_judged(clause_text, f"{evidence}, and the baseline was stopped before its end")
+    return from_numbers(clause_text, largest_ratio >= _TWO_ORDERS, evidence)
 
 
 @figure("denisov-figure-5")
@@ -454,11 +456,11 @@ def figure_5(request: Request) -> Outcome:
 def judge_figure_5(*, B: np.ndarray, C: np.ndarray, largest: str) -> list[Clause]:
     """Judges Figure 5 of Denisov's paper by the entries of B and C, and their printed maximum."""
     largest_entry = max(B.max(), C.max())
-    n = len(B)
+    num_rounds = len(B)
     # Each diagonal entry, except the first, is divided by the largest other entry of its row.
     off_diagonal = np.tril(B, -1)
     dominance = np.diagonal(B)[1:] / off_diagonal[1:].max(axis=1)
-    below, across = np.tril_indices(n, -1)
+    below, across = np.tril_indices(num_rounds, -1)
     is_falling = (B[below, across] <= B[below - 1, across]) & (
         B[below, across] <= B[below, across + 1]
     )

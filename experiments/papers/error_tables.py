@@ -71,7 +71,7 @@ def _claims_of_denisov_table_2(cells: Sequence[Cell]) -> list[Clause]:
 
 @table(Table("denisov-table-2"), claims=_claims_of_denisov_table_2)
 def denisov_table_2(scale: Scale) -> Iterator[Cell]:
-    """Yields the cells of Table 2 of Denisov's paper (Denisov et al. 2022, App. H)."""
+    """Yields the cells of Table 2 of Denisov's paper. See Denisov et al. 2022, App. H."""
     for row in printed.DENISOV_TABLE_2:
         if scale != "full" and row.rounds >= 1024:
             return
@@ -90,16 +90,16 @@ OPTIMUM = "MF(k=20, n=2000)"
 
 
 def _claims_of_multi_epoch_table_1(cells: Sequence[Cell]) -> list[Clause]:
-    """Judges the order of stamped mechanisms by loss (multi-epoch paper, Table 1, App. D.4)."""
+    """Judges the order of stamped mechanisms by loss. See Table 1 and App. D.4."""
     cells_by_column = _by_column(cells)
     loss_by_label = cells_by_column["loss"]
     if OPTIMUM not in loss_by_label:
-        text = (
+        unjudged_text = (
             "Stamped mechanisms have less loss than the same without stamps; the optimum for 20 "
             "epochs has the least, within 0.2% of the lower bound; the stamped FFT with the "
             "optimal decoder has the least of those that make noise in O(n log² n)."
         )
-        return [not_judged(text, "scale full computes all rows")]
+        return [not_judged(unjudged_text, "scale full computes all rows")]
     clauses = []
     computed_rows = [row for row in printed.MULTI_EPOCH_TABLE_1 if row.label in loss_by_label]
     for name in ("(Online) Honaker", "Optimal Decoder Honaker", "FFT", "FFT Optimal Decoder"):
@@ -146,8 +146,8 @@ def _claims_of_multi_epoch_table_1(cells: Sequence[Cell]) -> list[Clause]:
 
 @table(Table("multi-epoch-table-1"), claims=_claims_of_multi_epoch_table_1)
 def multi_epoch_table_1(scale: Scale) -> Iterator[Cell]:
-    """Yields the cells of Table 1 of the multi-epoch paper, with the lower bound in its caption
-    (Choquette-Choo et al. 2022, App. D.5).
+    """Yields the cells of Table 1 of the multi-epoch paper, with the lower bound in its caption.
+    See Choquette-Choo et al. 2022, App. D.5.
     """
     twenty_epochs = epochs(2000, 20)
     for row in printed.MULTI_EPOCH_TABLE_1:
@@ -200,11 +200,15 @@ def stamped(
       times: number of parts of the run, a divisor of `rounds`.
       participations: number of participations that a dense part is optimised for.
     """
-    n = rounds // times
-    participation = one_participation(n) if participations == 1 else epochs(n, participations)
+    part_rounds = rounds // times
+    participation = (
+        one_participation(part_rounds)
+        if participations == 1
+        else epochs(part_rounds, participations)
+    )
     if family == "tree":
         options = {"completion": "virtual"} | options
-    part_mechanism = fit(fedmf.prefix_sum(n), participation, family, **options)
+    part_mechanism = fit(fedmf.prefix_sum(part_rounds), participation, family, **options)
     return fedmf.stamp(
         part_mechanism, times, decoder="optimal" if family == "dense" else "restarted"
     )
@@ -250,7 +254,8 @@ def _claims_of_multi_epoch_table_6(cells: Sequence[Cell]) -> list[Clause]:
 
 @table(Table("multi-epoch-table-6", is_whole=True), claims=_claims_of_multi_epoch_table_6)
 def multi_epoch_table_6(scale: Scale) -> Iterator[Cell]:
-    """Yields the cells of Table 6 of the multi-epoch paper (Choquette-Choo et al. 2022, App. I.3).
+    """Yields the cells of Table 6 of the multi-epoch paper. See Choquette-Choo et al. 2022, App.
+    I.3.
 
     The table's sensitivity is for scalar contributions, and so is ours here.
     """
@@ -272,8 +277,8 @@ def _claims_of_banded_table_2(cells: Sequence[Cell]) -> list[Clause]:
     order_text = "With (6, 342)-participation 342 bands are nearly optimal."
     min_sep_text = "Under min-sep a banded matrix has the least error."
     if "(A)" not in cells_by_column:
-        reason = "scale full computes the errors"
-        return [not_judged(text, reason) for text in (order_text, min_sep_text)]
+        unjudged_reason = "scale full computes the errors"
+        return [not_judged(text, unjudged_reason) for text in (order_text, min_sep_text)]
     fixed_order_errors = cells_by_column["(A)"]
     banded_errors = {row: error for row, error in fixed_order_errors.items() if "342 bands" in row}
     best_row = min(cells_by_column["(B)"], key=lambda row: cells_by_column["(B)"][row])
@@ -293,14 +298,14 @@ def _claims_of_banded_table_2(cells: Sequence[Cell]) -> list[Clause]:
 
 @table(Table("banded-table-2"), claims=_claims_of_banded_table_2)
 def banded_table_2(scale: Scale) -> Iterator[Cell]:
-    """Yields the cells of Table 2 of the banded paper (Choquette-Choo et al. 2023, App. C).
+    """Yields the cells of Table 2 of the banded paper. See Choquette-Choo et al. 2023, App. C.
 
     Errors are computed at scale full only, in units of the row "MF".
     """
-    n = 2052
-    workload, single = sums_once(n)
-    six_epochs = epochs(n, 6)
-    min_sep_participation = fedmf.Participation(rounds=n, schema="min_sep", min_sep=342)
+    num_rounds = 2052
+    workload, single = sums_once(num_rounds)
+    six_epochs = epochs(num_rounds, 6)
+    min_sep_participation = fedmf.Participation(rounds=num_rounds, schema="min_sep", min_sep=342)
     fitted_rows = [
         (row, fit(workload, six_epochs, row.family, **row.options))
         for row in printed.BANDED_TABLE_2
@@ -342,17 +347,17 @@ def constrained_encoder(A: np.ndarray, *, min_sep: int, constraints: str) -> np.
     Returns:
       (n, n) lower-triangular C, scaled to sensitivity 1 for contributions of one dimension.
     """
-    n = len(A)
+    num_rounds = len(A)
     gram = A.T @ A
-    rows, columns = np.tril_indices(n)
+    rows, columns = np.tril_indices(num_rounds)
     entry_weights = np.where(rows == columns, 1.0, 2.0)
     # Each row of `quadratic_forms` has the coefficients of a quadratic form u^T X u, as a linear
     # function of the entries in X's lower triangle. The vector u has a sign in each round of one
     # client, and 0 in all other rounds.
     sign_vectors = [
-        np.where(np.arange(n) % min_sep == c, s, 0.0)
+        np.where(np.arange(num_rounds) % min_sep == c, s, 0.0)
         for c in range(min_sep)
-        for s in itertools.product((1.0, -1.0), repeat=n)
+        for s in itertools.product((1.0, -1.0), repeat=num_rounds)
     ]
     quadratic_forms = np.unique(
         [entry_weights * u[rows] * u[columns] for u in sign_vectors], axis=0
@@ -361,7 +366,7 @@ def constrained_encoder(A: np.ndarray, *, min_sep: int, constraints: str) -> np.
     is_nonnegative = {"signed": rows < 0, "pairs": is_same_client, "all": rows >= 0}[constraints]
 
     def matrix(entries: np.ndarray) -> np.ndarray:
-        X = np.zeros((n, n))
+        X = np.zeros((num_rounds, num_rounds))
         X[rows, columns] = X[columns, rows] = entries
         return X
 
@@ -376,7 +381,7 @@ def constrained_encoder(A: np.ndarray, *, min_sep: int, constraints: str) -> np.
 
     solution = scipy.optimize.minimize(
         log_loss,
-        np.where(rows == columns, min_sep / n, 0.0),
+        np.where(rows == columns, min_sep / num_rounds, 0.0),
         jac=True,
         method="SLSQP",
         bounds=scipy.optimize.Bounds(np.where(is_nonnegative, 0.0, -np.inf), np.inf),

@@ -1,5 +1,5 @@
-"""Figures of the paper on multi-epoch matrix factorization that are made without training
-(Choquette-Choo et al. 2022).
+"""Figures of the paper on multi-epoch matrix factorization that are made without training. See
+Choquette-Choo et al. 2022.
 """
 
 import itertools
@@ -28,9 +28,11 @@ def stackoverflow(request: Request) -> tuple[fedmf.Workload, fedmf.Participation
     The workload has momentum 0.95 and a cool-down over the last quarter. A client has k = 6
     participations, b = 342 rounds apart. Tests have fewer rounds.
     """
-    n = request.pick(48, 2052, 2052)
-    learning_rates = fedmf.WarmupCooldown(rounds=n, peak=1.0, warmup=0.0).learning_rates()
-    return fedmf.momentum_sgd(n, momentum=0.95, learning_rates=learning_rates), epochs(n, 6)
+    num_rounds = request.pick(48, 2052, 2052)
+    learning_rates = fedmf.WarmupCooldown(rounds=num_rounds, peak=1.0, warmup=0.0).learning_rates()
+    return fedmf.momentum_sgd(num_rounds, momentum=0.95, learning_rates=learning_rates), epochs(
+        num_rounds, 6
+    )
 
 
 def _rounds(request: Request) -> str:
@@ -45,17 +47,17 @@ def figure_2(request: Request) -> Outcome:
     A = workload.matrix
     C = mechanism.encoder()
     X = C.T @ C
-    n = six_epochs.rounds
+    num_rounds = six_epochs.rounds
     b = six_epochs.min_sep
     largest_size, typical_size = _sizes(X, b)
-    panels = [("A", A), ("B", A @ mechanism.noising()), ("C", C), ("X = CᵀC", X)]
+    matrix_panels = [("A", A), ("B", A @ mechanism.noising()), ("C", C), ("X = CᵀC", X)]
     size_phrase = "over the diagonal's mean"
     return Outcome(
-        heat_maps(panels, 2, height=2.6, shared=False),
+        heat_maps(matrix_panels, 2, height=2.6, shared=False),
         clauses=judge_figure_2(X=X, min_sep=b),
         columns=("quantity", "value"),
         rows=[
-            ("rounds", n),
+            ("rounds", num_rounds),
             ("min_sep", b),
             (f"largest |X| of two rounds of one client, {size_phrase}", largest_size),
             (f"median |X| of other pairs, {size_phrase}", typical_size),
@@ -182,13 +184,13 @@ def judge_figure_4(
             f"any two differ by {100 * least_gap:.0f}% or more",
         ),
     ]
-    text = "The optimum for 20 epochs has the least total variance."
+    optimum_text = "The optimum for 20 epochs has the least total variance."
     if OPTIMUM not in loss_by_name:
-        return [*clauses, not_judged(text, "this scale has no optimum")]
+        return [*clauses, not_judged(optimum_text, "this scale has no optimum")]
     least_other_loss = min(loss for name, loss in loss_by_name.items() if name != OPTIMUM)
     loss_ratio = least_other_loss / loss_by_name[OPTIMUM]
     evidence = f"the least of the others is {loss_ratio:.2f} times as large"
-    return [*clauses, from_numbers(text, loss_ratio > 1, evidence)]
+    return [*clauses, from_numbers(optimum_text, loss_ratio > 1, evidence)]
 
 
 @figure("multi-epoch-figure-5")
@@ -350,23 +352,27 @@ def figure_14(request: Request) -> Outcome:
     """Draws the mean squared error of the FFT mechanism over the number of rounds n, beside
     bounds.
     """
-    n = 2 ** np.arange(3, request.pick(8, 12, 13))
+    round_counts = 2 ** np.arange(3, request.pick(8, 12, 13))
 
     def error(decoder: str, rounds: int) -> float:
         sums, single = sums_once(rounds)
         return fedmf.rmse(fit(sums, single, "fft", decoder=decoder), sums, single) ** 2
 
-    bound = lower_bound(n)
+    bound = lower_bound(round_counts)
     error_by_decoder = {
-        "FFT, Corollary J.1": np.array([analytic_error(int(i)) for i in n]),
-        "FFT, plain decoder": np.array([error("plain", int(i)) for i in n]),
-        "FFT, optimal decoder": np.array([error("optimal", int(i)) for i in n]),
+        "FFT, Corollary J.1": np.array([analytic_error(int(i)) for i in round_counts]),
+        "FFT, plain decoder": np.array([error("plain", int(i)) for i in round_counts]),
+        "FFT, optimal decoder": np.array([error("optimal", int(i)) for i in round_counts]),
         "lower bound (Henzinger et al.)": bound,
     }
-    drawn_series = error_by_decoder | {"lower bound (trace norm)": trace_norm_bound(n)}
+    drawn_series = error_by_decoder | {"lower bound (trace norm)": trace_norm_bound(round_counts)}
     return Outcome(
-        [Lines(drawn_series, "rounds n", "mean squared error", x=n, column="n", log="xy")],
-        clauses=judge_figure_14(rounds=n, error_by_name=error_by_decoder),
+        [
+            Lines(
+                drawn_series, "rounds n", "mean squared error", x=round_counts, column="n", log="xy"
+            )
+        ],
+        clauses=judge_figure_14(rounds=round_counts, error_by_name=error_by_decoder),
     )
 
 

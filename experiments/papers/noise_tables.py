@@ -83,9 +83,9 @@ def _printed_accuracies(
         # If two rows of the table have the same mechanism and epsilon, but different numbers of
         # bands, the second row has its own line in the study.
         has_line = any(key[:2] == (row.mechanism, row.epsilon) for key in accuracies)
-        line = f"{row.mechanism}, {row.bands} bands" if has_line else row.mechanism
+        line_name = f"{row.mechanism}, {row.bands} bands" if has_line else row.mechanism
         for rate, accuracy in row.accuracies.items():
-            accuracies[line, row.epsilon, rate] = accuracy
+            accuracies[line_name, row.epsilon, rate] = accuracy
     if rows is printed.BANDED_TABLE_6:
         for rate, accuracy in printed.BANDED_TABLE_6_UNNOISED.items():
             accuracies[stackoverflow.UNNOISED, math.inf, rate] = accuracy
@@ -120,15 +120,19 @@ def _claims_of_banded_table_3(cells: Sequence[Cell]) -> list[Clause]:
         and bands_by_row[row_names[-1]][0] > bands_by_row[row_names[-1]][-1],
         _ends(bands_by_row),
     )
-    text = "It decreases as epsilon decreases: it never rises, and falls for the fewest epochs."
+    epsilon_text = (
+        "It decreases as epsilon decreases: it never rises, and falls for the fewest epochs."
+    )
     if len(row_names) < 2:
-        return [falls_with_epochs, not_judged(text, "this scale has one epsilon")]
+        return [falls_with_epochs, not_judged(epsilon_text, "this scale has one epsilon")]
     is_never_rising = all(line == sorted(line) for line in bands_by_column.values())
     fewest_epochs = bands_by_column[column_names[0]]
     return [
         falls_with_epochs,
         from_numbers(
-            text, is_never_rising and fewest_epochs[0] < fewest_epochs[-1], _ends(bands_by_column)
+            epsilon_text,
+            is_never_rising and fewest_epochs[0] < fewest_epochs[-1],
+            _ends(bands_by_column),
         ),
     ]
 
@@ -140,8 +144,8 @@ def _ends(line_by_name: Mapping[str, Sequence[float]]) -> str:
 
 @table(Table("banded-table-3", rule=_SAME_RMSE_RULE), claims=_claims_of_banded_table_3)
 def banded_table_3(scale: Scale) -> Iterator[Cell]:
-    """Yields the cells of Table 3 of the banded paper, with the best numbers of bands
-    (Choquette-Choo et al. 2023, App. G).
+    """Yields the cells of Table 3 of the banded paper, with the best numbers of bands. See
+    Choquette-Choo et al. 2023, App. G.
 
     A cell is "nearly" right if the rmse of the printed number is within 1% of our best.
     """
@@ -172,7 +176,7 @@ def banded_table_3(scale: Scale) -> Iterator[Cell]:
 )
 def banded_table_4(scale: Scale) -> Iterator[Cell]:
     """Yields the cells of Table 4 of the banded paper, with noise multipliers at delta = 1e-6
-    without amplification (Choquette-Choo et al. 2023, App. I).
+    without amplification. See Choquette-Choo et al. 2023, App. I.
 
     The matrices of "Multi-epoch MF" are not published, so their sensitivity under b-min-sep is
     computed from the table's first row of that mechanism.
@@ -193,7 +197,7 @@ def banded_table_4(scale: Scale) -> Iterator[Cell]:
 
 def event(bands: int) -> dict[str, Any]:
     """Returns the sampling probability and number of Poisson-sampled events, if StackOverflow's
-    population is divided into `bands` partitions (banded paper, Cor. F.1).
+    population is divided into `bands` partitions. See the banded paper, Cor. F.1.
     """
     return {"probability": bands * COHORT / POPULATION, "compositions": math.ceil(ROUNDS / bands)}
 
@@ -220,7 +224,7 @@ def amplified_noise(bands: int, epsilon: float) -> float:
 )
 def banded_table_5(scale: Scale) -> Iterator[Cell]:
     """Yields the cells of Table 5 of the banded paper, with noise multipliers sigma of the
-    amplified mechanisms (Choquette-Choo et al. 2023, App. I).
+    amplified mechanisms. See Choquette-Choo et al. 2023, App. I.
 
     A cell is "nearly" right if the epsilon of the printed sigma is within 0.06% of the table's.
     """
@@ -242,7 +246,7 @@ def banded_table_5(scale: Scale) -> Iterator[Cell]:
 @table(Table("banded-sec-6", rule=_SAME_RMSE_RULE))
 def banded_bands(scale: Scale) -> Iterator[Cell]:
     """Yields cells that compare the best numbers of bands on StackOverflow with those in the text
-    of the banded paper (Choquette-Choo et al. 2023, Sec. 6).
+    of the banded paper. See Choquette-Choo et al. 2023, Sec. 6.
 
     A cell is "nearly" right if the rmse of the paper's number is within 1% of our best.
     """
@@ -277,8 +281,8 @@ def banded_bands(scale: Scale) -> Iterator[Cell]:
     )
 )
 def banded_k_1(scale: Scale) -> Iterator[Cell]:
-    """Yields cells that compare epsilon at delta = 1e-10 for a rho of zCDP with the banded paper's
-    (Choquette-Choo et al. 2023, App. K.1).
+    """Yields cells that compare epsilon at delta = 1e-10 for a rho of zCDP with the banded paper's.
+    See Choquette-Choo et al. 2023, App. K.1.
     """
 
     def epsilon_of(rho: float) -> float:
@@ -300,8 +304,8 @@ def banded_k_1(scale: Scale) -> Iterator[Cell]:
     )
 )
 def multi_epoch_table_3(scale: Scale) -> Iterator[Cell]:
-    """Yields the cells of Table 3 of the multi-epoch paper, with noise multipliers at delta = 1e-6
-    (Choquette-Choo et al. 2022, App. D).
+    """Yields the cells of Table 3 of the multi-epoch paper, with noise multipliers at delta = 1e-6.
+    See Choquette-Choo et al. 2022, App. D.
 
     For the columns MF and GD, epsilons of the printed multipliers are compared as well.
     """
@@ -397,7 +401,7 @@ _RATE_RULE = "the best rate of the grid is next to the rule's"
 
 def rates(rows: tuple[printed.TunedRow, ...], amplified: bool, scale: Scale) -> Iterator[Cell]:
     """Yields cells that compare the printed best server learning rate with the one that a rule
-    predicts from the rmse (banded paper, App. I).
+    predicts from the rmse. See the banded paper, App. I.
 
     A cell is "nearly" right if the rule's rate is next to the best rate on the grid.
     """
@@ -427,7 +431,7 @@ def rates(rows: tuple[printed.TunedRow, ...], amplified: bool, scale: Scale) -> 
     _accuracies(stackoverflow.phones, printed.BANDED_TABLE_6),
 )
 def banded_table_6(scale: Scale) -> Iterator[Cell]:
-    """Returns the cells of Table 6 of the banded paper (Choquette-Choo et al. 2023, App. I)."""
+    """Returns the cells of Table 6 of the banded paper. See Choquette-Choo et al. 2023, App. I."""
     return rates(printed.BANDED_TABLE_6, False, scale)
 
 
@@ -436,7 +440,7 @@ def banded_table_6(scale: Scale) -> Iterator[Cell]:
     _accuracies(stackoverflow.centre, printed.BANDED_TABLE_7),
 )
 def banded_table_7(scale: Scale) -> Iterator[Cell]:
-    """Returns the cells of Table 7 of the banded paper, with amplification (Choquette-Choo et al.
-    2023, App. I).
+    """Returns the cells of Table 7 of the banded paper, with amplification. See Choquette-Choo et
+    al. 2023, App. I.
     """
     return rates(printed.BANDED_TABLE_7, True, scale)

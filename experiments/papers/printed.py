@@ -46,8 +46,8 @@ def table_rows(table: str) -> Iterator[list[str]]:
 
 
 class DenisovRow(NamedTuple):
-    """Row of Table 2 of Denisov's paper, with sqrt(loss) of prefix sums for a single participation
-    (Denisov et al. 2022, App. H).
+    """Row of Table 2 of Denisov's paper, with sqrt(loss) of prefix sums for a single participation.
+    See Denisov et al. 2022, App. H.
 
     `bands` and `rank` belong to the column "efficient".
     """
@@ -78,7 +78,7 @@ NUS = (0.0, 0.01, 0.1)
 
 
 class StampedRow(NamedTuple):
-    """Row of Table 1 of the multi-epoch paper, with the loss of a stamped mechanism (App. D.5).
+    """Row of Table 1 of the multi-epoch paper, with the loss of a stamped mechanism. See App. D.5.
 
     The workload is prefix sums of n = 2000 rounds. Clients have k = 20 participations, b = 100
     rounds apart.
@@ -156,7 +156,7 @@ MULTI_EPOCH_TABLE_6 = tuple(
 
 
 class BandedRow(NamedTuple):
-    """Row of Table 2 of the banded paper, for prefix sums of n = 2052 rounds (App. C).
+    """Row of Table 2 of the banded paper, for prefix sums of n = 2052 rounds. See App. C.
 
     Matrices are scaled to sensitivity 1 for clients with k = 6 participations, b = 342 rounds
     apart.
@@ -399,7 +399,7 @@ MULTI_EPOCH_TABLE_3_GD = {"15.518": "17.648", "27.493": "8.824", "106.023": "2.0
 
 class AccuracyRow(NamedTuple):
     """Row of Table 4 or 5 of the multi-epoch paper, with the mean test accuracy of several runs and
-    its spread (App. F.4).
+    its spread. See App. F.4.
 
     Attributes:
       mechanism: name of the line in Figure 3.

@@ -94,10 +94,10 @@ def run(item: Item, request: Request) -> dict[str, Any]:
 
 def _clause_fields(part: clause.Clause) -> dict[str, Any]:
     """Returns a clause as result.json has it."""
-    fields = dataclasses.asdict(part)
+    clause_fields = dataclasses.asdict(part)
     if part.interval is not None:
-        fields["interval"] = list(part.interval)
-    return fields
+        clause_fields["interval"] = list(part.interval)
+    return clause_fields
 
 
 def as_csv(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:

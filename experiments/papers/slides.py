@@ -34,19 +34,19 @@ def max_error(request: Request) -> Outcome:
     """Draws the largest error of a prefix sum over the number of rounds n, at noise multiplier
     1.
     """
-    n = 2 ** np.arange(4, request.pick(9, 15, 18))
+    round_counts = 2 ** np.arange(4, request.pick(9, 15, 18))
     errors_by_rounds = [
         {name: fedmf.max_error(m, *sums_once(int(i))) for name, m in mechanisms(int(i)).items()}
-        for i in n
+        for i in round_counts
     ]
     error_by_name = {
         name: np.array([row[name] for row in errors_by_rounds]) for name in errors_by_rounds[0]
     }
-    error_by_name["log(n) / π + 1.0663"] = np.log(n) / np.pi + printed.SLIDES_CONSTANT
+    error_by_name["log(n) / π + 1.0663"] = np.log(round_counts) / np.pi + printed.SLIDES_CONSTANT
     return Outcome(
-        [Lines(error_by_name, "rounds n", "largest error", x=n, column="n", log="xy")],
+        [Lines(error_by_name, "rounds n", "largest error", x=round_counts, column="n", log="xy")],
         clauses=judge_max_error(
-            rounds=n, error_by_name=error_by_name, constant=printed.SLIDES_CONSTANT
+            rounds=round_counts, error_by_name=error_by_name, constant=printed.SLIDES_CONSTANT
         ),
     )
 

@@ -297,8 +297,8 @@ def judge_linear_regression(*, points: Sequence[Point], eta: float) -> list[Clau
         _, ftrl = _line(points, panel, FTRL)
         _, least = _line(points, panel, BEST)
         spectra = [spectrum_of(int(i)) for i in d]
-        rate = np.array([_squared_rate(eta, spectrum) for spectrum in spectra])
-        upper_ratios.append(ftrl / rate)
+        squared_rates = np.array([_squared_rate(eta, spectrum) for spectrum in spectra])
+        upper_ratios.append(ftrl / squared_rates)
         lower_ratios.append(least / [effective_dimension(H) * eta**2 for H in spectra])
         over_d = f"of d from {d[0]:g} to {d[-1]:g}"
         clauses.append(
@@ -309,12 +309,12 @@ def judge_linear_regression(*, points: Sequence[Point], eta: float) -> list[Clau
                 over_d,
             )
         )
-        power = float(np.polyfit(np.log(d), np.log(ftrl), 1)[0])
+        ftrl_power = float(np.polyfit(np.log(d), np.log(ftrl), 1)[0])
         if name == "high":
             text = "With high effective dimension, which is d, nu-Noisy-FTRL's scales with it"
-            clauses.append(_judge_power(text, power, 1.0, over_d))
+            clauses.append(_judge_power(text, ftrl_power, 1.0, over_d))
         else:
-            evidence = f"power {power:.2f} {over_d}"
+            evidence = f"power {ftrl_power:.2f} {over_d}"
             clauses.append(_judge_low_dimension(upper_ratios[-1], evidence))
     return [
         *clauses,
@@ -413,14 +413,17 @@ def judge_learning_rate(
             anti_power=_small_power(small_errors[ANTI, kind]),
             ftrl_power=2.0 + _small_power(normalized_errors),
         )
-        index = int(np.argmin(etas))
-        sgd_error, anti_error, ftrl_error = (lines[name][1][index] for name in (SGD, ANTI, FTRL))
+        smallest_index = int(np.argmin(etas))
+        sgd_error, anti_error, ftrl_error = (
+            lines[name][1][smallest_index] for name in (SGD, ANTI, FTRL)
+        )
         clauses.append(
             from_numbers(
                 f"{subject} nu-Noisy-FTRL is far better than noisy SGD at a small eta (judged: a "
                 f"third of its error), and damped anti-PGD is between them.",
                 ftrl_error < sgd_error / 3 and bool(ftrl_error < anti_error < sgd_error),
-                f"at eta = {etas[index]:g}: {ftrl_error:.2g}, {anti_error:.2g} and {sgd_error:.2g}",
+                f"at eta = {etas[smallest_index]:g}: {ftrl_error:.2g}, {anti_error:.2g} and "
+                f"{sgd_error:.2g}",
             )
         )
     return [

@@ -37,8 +37,8 @@ def _trained(
     )
     rng = np.random.default_rng(seed)
     theta = np.zeros((chains, d))
-    noise = plan.mechanism.stream().rows(lambda i: rng.standard_normal((chains, d)))
-    for t, row in enumerate(noise):
+    noise_rows = plan.mechanism.stream().rows(lambda i: rng.standard_normal((chains, d)))
+    for t, row in enumerate(noise_rows):
         gradient = x[t] * ((x[t] * theta).sum(axis=1) - y[t])[:, None]
         gradient_norms = np.linalg.norm(gradient, axis=1, keepdims=True)
         gradient *= np.minimum(1.0, CLIP_NORM / np.maximum(gradient_norms, 1e-30))
@@ -161,9 +161,9 @@ def judge_finite_time(
     other chains.
     """
     num_chains = next(iter(errors_by_name.values())).shape[1]
-    drawn = np.random.default_rng(0).integers(num_chains, size=(_RESAMPLES, num_chains))
+    drawn_chains = np.random.default_rng(0).integers(num_chains, size=(_RESAMPLES, num_chains))
     # The mean errors of each resample, float64 (T, resamples).
-    means = {name: y[:, drawn].mean(axis=2) for name, y in errors_by_name.items()}
+    means = {name: y[:, drawn_chains].mean(axis=2) for name, y in errors_by_name.items()}
     powers = {name: np.polyfit(np.log(lengths), np.log(y), 1)[0] for name, y in means.items()}
     formula_powers = {
         name: np.polyfit(np.log(lengths), np.log(y), 1)[0] for name, y in formula_by_name.items()
@@ -186,9 +186,9 @@ def judge_finite_time(
         )
     )
     clauses.append(_judge_ratios(lengths, means[sgd] / means[ftrl]))
-    reason = "the labels have little noise, so that the error of privacy can be seen"
-    text = "The error of sampling, which is added, falls as 1 / T with either noise."
-    return [*clauses, not_judged(text, reason)]
+    unjudged_reason = "the labels have little noise, so that the error of privacy can be seen"
+    unjudged_text = "The error of sampling, which is added, falls as 1 / T with either noise."
+    return [*clauses, not_judged(unjudged_text, unjudged_reason)]
 
 
 def _judge_power(noise: str, powers: np.ndarray, expected: float, evidence: str) -> Clause:

@@ -119,13 +119,17 @@ def optimum(size: Size, momentum: float, fall: str, once: bool) -> Mechanism:
     """Fits the optimal mechanism for SGD with momentum and one of the learning-rate FALLS, for one
     epoch or for all.
     """
-    n = size.rounds_once if once else size.rounds
+    num_rounds = size.rounds_once if once else size.rounds
     learning_rates = {
         "": None,
-        COOLDOWN: WarmupCooldown(rounds=n, peak=1.0, warmup=0.0, cooldown=0.25).learning_rates(),
-        DECAY: CustomSchedule(rounds=n, peak=1.0, shares=decay(n)).learning_rates(),
+        COOLDOWN: WarmupCooldown(
+            rounds=num_rounds, peak=1.0, warmup=0.0, cooldown=0.25
+        ).learning_rates(),
+        DECAY: CustomSchedule(
+            rounds=num_rounds, peak=1.0, shares=decay(num_rounds)
+        ).learning_rates(),
     }[fall]
-    workload = fedmf.momentum_sgd(n, momentum, learning_rates)
+    workload = fedmf.momentum_sgd(num_rounds, momentum, learning_rates)
     return fedmf.fit(workload, size.once if once else size.in_order, family="dense", tolerance=1e-3)
 
 
@@ -149,8 +153,8 @@ def _cohort(size: Size, cohort: int) -> Fields:
 
 @sized(EARLIER, **sizes.DENISOV)
 def denisov(size: Size) -> Study:
-    """Returns the study of one epoch of 100 clients a round, with constant learning rates (Denisov
-    et al. 2022, Figure 2 and Tables 3 and 4).
+    """Returns the study of one epoch of 100 clients a round, with constant learning rates. See
+    Denisov et al. 2022, Figure 2 and Tables 3 and 4.
     """
     grid = {
         "client_learning_rate": size.client_rates,
@@ -190,8 +194,8 @@ DECAY_AFTER, M_DECAY = "prefix sums, decay after", "momentum and decay inside"
 
 @sized(EARLIER, **sizes.SCHEDULES)
 def schedules(size: Size) -> Study:
-    """Returns the study of momentum and a falling learning rate as part of the mechanism, or not
-    (Denisov et al. 2022, Figure 3).
+    """Returns the study of momentum and a falling learning rate as part of the mechanism, or not.
+    See Denisov et al. 2022, Figure 3.
 
     The paper has epsilon 18.9. Its two horizontal lines are the previous state of the art, which is
     Honaker's tree with the online decoder, and training without noise.
@@ -202,8 +206,8 @@ def schedules(size: Size) -> Study:
 
 @sized(EARLIER, **sizes.DECAYS)
 def decays(size: Size) -> Study:
-    """Returns the study of validation accuracy by round, with two lines of Figure 3 (Denisov et al.
-    2022, Figure 6).
+    """Returns the study of validation accuracy by round, with two lines of Figure 3. See Denisov et
+    al. 2022, Figure 6.
 
     At the same size it shares runs with Fig. 3.
     """
@@ -395,11 +399,11 @@ def blt(size: Size) -> Study:
         BANDED: {"family": "banded", "bands": size.epoch},
     }
     study_parts = []
-    for line, fields in lines.items():
+    for line, blt_fields in lines.items():
         tuned_line = BANDED if line == BLT else line
         for epsilon in size.epsilons_banded:
-            fields = fields | {"schema": "min_sep", "min_sep": size.epoch}
-            part = _banded_part(size, printed.BANDED_TABLE_6, tuned_line, fields, epsilon)
+            blt_fields = blt_fields | {"schema": "min_sep", "min_sep": size.epoch}
+            part = _banded_part(size, printed.BANDED_TABLE_6, tuned_line, blt_fields, epsilon)
             study_parts.append((line, part[1]))
     return _banded("blt", size, study_parts)
 
@@ -466,7 +470,7 @@ def nu_noise(size: Size) -> Study:
 
     The slides give no settings, so they are those of the banded paper, in a fixed order.
     """
-    rates = size.rates_banded or NU_RATES
+    server_rates = size.rates_banded or NU_RATES
     fields_by_line: dict[str, Fields] = {
         NU: {"family": "toeplitz", "coefficients": "nu", "nu": printed.NUS},
         MULTI: {"family": "dense", "equal_norms": True},
@@ -478,7 +482,7 @@ def nu_noise(size: Size) -> Study:
             fields
             | _order(size)
             | _cohort(size, size.cohort)
-            | {"epsilon": size.epsilons_banded, "server_learning_rate": rates},
+            | {"epsilon": size.epsilons_banded, "server_learning_rate": server_rates},
         )
         for line, fields in fields_by_line.items()
     ]

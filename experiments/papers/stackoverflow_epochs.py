@@ -57,15 +57,17 @@ def figure_3(scores: Sequence[Score], size: Size) -> Outcome:
 
 def _near_no_noise(scores: Sequence[Score]) -> Clause:
     """Judges whether MF6,6e is within 2% of training without noise at epsilon 8.8."""
-    text = (
+    clause_text = (
         f"At epsilon {short(WITHIN_EPSILON)}, {grids.MF_6_6} is within {WITHIN:.0%} (relative) of "
         "training without noise"
     )
     best_score = compare.score_of(scores, grids.MF_6_6, WITHIN_EPSILON)
     unnoised_score = compare.score_of(scores, grids.UNNOISED, None)
     if best_score is None or unnoised_score is None:
-        return clause.not_judged(text, compare.NOT_TRAINED)
-    return compare.judge_differences(text, best_score.test, (1 - WITHIN) * unnoised_score.test)
+        return clause.not_judged(clause_text, compare.NOT_TRAINED)
+    return compare.judge_differences(
+        clause_text, best_score.test, (1 - WITHIN) * unnoised_score.test
+    )
 
 
 def _less_epsilon_suffices(scores: Sequence[Score]) -> list[Clause]:
@@ -74,15 +76,17 @@ def _less_epsilon_suffices(scores: Sequence[Score]) -> list[Clause]:
     best_score = compare.score_of(scores, grids.MF_6_6, WITHIN_EPSILON)
     clauses = []
     for line in _BASELINES:
-        text = (
+        clause_text = (
             f"{grids.MF_6_6} at epsilon {short(WITHIN_EPSILON)} is more accurate than {line} at "
             f"epsilon {short(largest_target)}"
         )
         former_score = compare.score_of(scores, line, largest_target)
         if best_score is None or former_score is None or largest_target <= WITHIN_EPSILON:
-            clauses.append(clause.not_judged(text, compare.NOT_TRAINED))
+            clauses.append(clause.not_judged(clause_text, compare.NOT_TRAINED))
         else:
-            clauses.append(compare.judge_differences(text, best_score.test, former_score.test))
+            clauses.append(
+                compare.judge_differences(clause_text, best_score.test, former_score.test)
+            )
     return clauses
 
 
@@ -122,17 +126,19 @@ def _table(
     rising_clauses = []
     for line in lines:
         for smaller, larger in itertools.pairwise(compare.targets(scores)):
-            text = f"{line} is more accurate at epsilon {short(larger)} than at {short(smaller)}"
+            rising_text = (
+                f"{line} is more accurate at epsilon {short(larger)} than at {short(smaller)}"
+            )
             better_score = compare.score_of(scores, line, larger)
             worse_score = compare.score_of(scores, line, smaller)
             if better_score is None or worse_score is None:
-                rising_clauses.append(clause.not_judged(text, compare.NOT_TRAINED))
+                rising_clauses.append(clause.not_judged(rising_text, compare.NOT_TRAINED))
             else:
                 rising_clauses.append(
-                    compare.judge_differences(text, better_score.test, worse_score.test)
+                    compare.judge_differences(rising_text, better_score.test, worse_score.test)
                 )
-    reason = _REAL_DATA if size.corpus else _NO_TOLERANCE
-    printed_clause = clause.not_judged("The accuracies are the printed ones", reason)
+    unjudged_reason = _REAL_DATA if size.corpus else _NO_TOLERANCE
+    printed_clause = clause.not_judged("The accuracies are the printed ones", unjudged_reason)
     outcome = accuracy.judged(scores, [*clauses, *rising_clauses, printed_clause])
     return dataclasses.replace(outcome, **beside_printed(**accuracy.by_rate(scores)))
 
@@ -158,7 +164,7 @@ def figure_12(scores: Sequence[Score], size: Size) -> Outcome:
         intervals = np.array([accuracy.interval(values) for values in accuracies.values()]).T
         accuracy_line = Line(list(accuracies), *intervals)
         series.setdefault(score.epsilon, {})[score.line] = accuracy_line
-    panels = [
+    epsilon_panels = [
         Lines(
             lines,
             "server rate",
@@ -171,7 +177,7 @@ def figure_12(scores: Sequence[Score], size: Size) -> Outcome:
         for i, (epsilon, lines) in enumerate(series.items())
     ]
     return Outcome(
-        panels,
+        epsilon_panels,
         columns=("line", "epsilon", "server rate", "runs", "validation accuracy"),
         rows=table_rows,
         clauses=[*_tolerates_larger_rates(scores), *_lower_rates_are_better(scores)],
@@ -202,12 +208,12 @@ def _tolerates_larger_rates(scores: Sequence[Score]) -> list[Clause]:
     clauses = []
     for other_line in (grids.SGDM, grids.HONAKER_6):
         for target in compare.targets(scores):
-            text = (
+            clause_text = (
                 f"At epsilon {short(target)}, from server rate {LOWER_RATE:g} to {LARGER_RATE:g} "
                 f"{grids.MF_6_6} gains more, or loses less, accuracy than {other_line}"
             )
             gains = [_gains(scores, line, target) for line in (grids.MF_6_6, other_line)]
-            clauses.append(compare.judge_differences(text, *gains))
+            clauses.append(compare.judge_differences(clause_text, *gains))
     return clauses
 
 
@@ -215,11 +221,11 @@ def _lower_rates_are_better(scores: Sequence[Score]) -> list[Clause]:
     """Judges whether the lower rate is better at epsilon 2 for all lines."""
     clauses = []
     for line in dict.fromkeys(score.line for score in scores if score.target is not None):
-        text = (
+        clause_text = (
             f"At epsilon {short(LOWER_RATE_EPSILON)}, {line} is more accurate with server rate "
             f"{LOWER_RATE:g} than with {LARGER_RATE:g}"
         )
-        clauses.append(compare.judge(text, -_gains(scores, line, LOWER_RATE_EPSILON)))
+        clauses.append(compare.judge(clause_text, -_gains(scores, line, LOWER_RATE_EPSILON)))
     return clauses
 
 
@@ -236,22 +242,24 @@ def figure_11(scores: Sequence[Score], size: Size) -> Outcome:
     mean_counts = {setting: np.mean(runs, axis=0) for setting, runs in counts.items()}
     run_totals = {setting: np.sum(runs, axis=1) for setting, runs in counts.items()}
     epsilons = sorted({epsilon for epsilon, _ in run_totals})
-    rates = sorted({rate for _, rate in run_totals})
+    server_rates = sorted({rate for _, rate in run_totals})
     clauses = []
-    for rate in rates:
+    for rate in server_rates:
         for smaller, larger in itertools.pairwise(epsilons):
-            text = (
+            clause_text = (
                 f"With server rate {short(rate)}, more updates are zeroed at epsilon "
                 f"{short(smaller)} than at {short(larger)}"
             )
-            clauses.append(_more_zeroed(text, run_totals, (smaller, rate), (larger, rate)))
+            clauses.append(_more_zeroed(clause_text, run_totals, (smaller, rate), (larger, rate)))
     for epsilon in epsilons:
-        for smaller, larger in itertools.pairwise(rates):
-            text = (
+        for smaller, larger in itertools.pairwise(server_rates):
+            clause_text = (
                 f"At epsilon {short(epsilon)}, more updates are zeroed with server rate "
                 f"{short(larger)} than with {short(smaller)}"
             )
-            clauses.append(_more_zeroed(text, run_totals, (epsilon, larger), (epsilon, smaller)))
+            clauses.append(
+                _more_zeroed(clause_text, run_totals, (epsilon, larger), (epsilon, smaller))
+            )
     zeroed_panel = Lines(
         {
             f"epsilon {plain(e)}, rate {plain(rate)}": Line(np.arange(len(y)) + 1, y)
@@ -353,12 +361,12 @@ def _larger_rates_help(scores: Sequence[Score]) -> list[Clause]:
     for score in (most_clients, compare.score_of(scores, grids.MF_6_6, largest_target)):
         if score is None:
             continue
-        text = (
+        clause_text = (
             f"{compare.opening(scores, score.target)}, {score.line} is more accurate with server "
             f"rate {LARGER_RATE:g} than with {LOWER_RATE:g}"
         )
         test_accuracies = [compare.tests_at_rate(score, rate) for rate in (LARGER_RATE, LOWER_RATE)]
-        clauses.append(compare.judge_differences(text, *test_accuracies))
+        clauses.append(compare.judge_differences(clause_text, *test_accuracies))
     return clauses
 
 
@@ -366,7 +374,7 @@ def _cooldown_helps_more_with_noise(scores: Sequence[Score]) -> Clause:
     """Judges whether cool-down gains more at the smallest epsilon than at the largest."""
     privacy_targets = compare.targets(scores)
     smallest, largest = privacy_targets[0], privacy_targets[-1]
-    text = (
+    clause_text = (
         f"Cool-down gains {grids.MF_6_6} more accuracy at epsilon {short(smallest)} than at "
         f"{short(largest)}"
     )
@@ -375,6 +383,6 @@ def _cooldown_helps_more_with_noise(scores: Sequence[Score]) -> Clause:
         with_cooldown = compare.score_of(scores, grids.MF_6_6, target)
         constant_rate = compare.score_of(scores, grids.MF_CONSTANT, target)
         if with_cooldown is None or constant_rate is None:
-            return clause.not_judged(text, compare.NOT_TRAINED)
+            return clause.not_judged(clause_text, compare.NOT_TRAINED)
         cooldown_gains.append(with_cooldown.test - constant_rate.test)
-    return compare.judge_differences(text, *cooldown_gains)
+    return compare.judge_differences(clause_text, *cooldown_gains)

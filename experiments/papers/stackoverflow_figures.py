@@ -65,16 +65,16 @@ def _closed_gap(scores: Sequence[Score]) -> Clause:
     """Judges whether the techniques together close two thirds of the gap between the previous state
     of the art and training without noise.
     """
-    text = (
+    clause_text = (
         f'"{grids.M_MORE}" closes more than two thirds of the gap between {grids.ONLINE} and '
         "training without noise"
     )
     accuracy_by_line = {score.line: score.test for score in scores}
     line_names = (grids.ONLINE, grids.M_MORE, grids.UNNOISED)
     if not set(line_names) <= set(accuracy_by_line):
-        return clause.not_judged(text, compare.NOT_TRAINED)
+        return clause.not_judged(clause_text, compare.NOT_TRAINED)
     former, best, unnoised = (accuracy_by_line[name] for name in line_names)
-    return compare.judge_differences(text, best - former, CLOSED_SHARE * (unnoised - former))
+    return compare.judge_differences(clause_text, best - former, CLOSED_SHARE * (unnoised - former))
 
 
 @trained(grids.phones, "banded-figure-5")
@@ -292,7 +292,7 @@ def banded_12(scores: Sequence[Score], size: Size) -> Outcome:
     for target in compare.targets(scores):
         epsilon_text = compare.opening(scores, target)
         for line in (grids.TREE, grids.SINGLE, grids.SGD):
-            text = (
+            clause_text = (
                 f"{epsilon_text}, {grids.BANDED} is above {line} over the last fifth of the rounds"
             )
             final_accuracies = [
@@ -301,7 +301,7 @@ def banded_12(scores: Sequence[Score], size: Size) -> Outcome:
                 if (score := compare.score_of(scores, name, target)) is not None
             ]
             if len(final_accuracies) == 2:
-                clauses.append(compare.judge_differences(text, *final_accuracies))
+                clauses.append(compare.judge_differences(clause_text, *final_accuracies))
             else:
-                clauses.append(clause.not_judged(text, compare.NOT_TRAINED))
+                clauses.append(clause.not_judged(clause_text, compare.NOT_TRAINED))
     return Outcome(**accuracy.by_round(scores), clauses=clauses)

@@ -194,12 +194,18 @@ def finished(study: Study, request: Request) -> Iterator[tuple[str, TrainConfig,
 
     The runs are those of TUNING_SEED and of the seeds that are reported.
     """
-    out = _folder(study, request)
-    for line, name, config in study.configs(request.data or pathlib.Path("data"), out):
+    study_folder = _folder(study, request)
+    for line, name, config in study.configs(request.data or pathlib.Path("data"), study_folder):
         run_names = [name, *_repeats(study, name, config)]
-        finished_names = [name for name in run_names if sweep_folder.state(out, name) == "finished"]
+        finished_names = [
+            name for name in run_names if sweep_folder.state(study_folder, name) == "finished"
+        ]
         if finished_names:
-            yield line, config, [Run.load(run_folder(out, name)) for name in finished_names]
+            yield (
+                line,
+                config,
+                [Run.load(run_folder(study_folder, name)) for name in finished_names],
+            )
 
 
 def dry_run(study: Study, request: Request) -> Cost:
@@ -242,9 +248,9 @@ def _folder(study: Study, request: Request) -> pathlib.Path:
 
 def _prepared(study: Study, request: Request) -> tuple[pathlib.Path, Targets]:
     """Makes the sweep's folder, and returns it with the settings of every line and target."""
-    out = _folder(study, request)
-    make_folder(out)
-    return out, _targets(study, request, _data(study, request, out))
+    study_folder = _folder(study, request)
+    make_folder(study_folder)
+    return study_folder, _targets(study, request, _data(study, request, study_folder))
 
 
 def _targets(study: Study, request: Request, data: pathlib.Path) -> Targets:
@@ -321,10 +327,10 @@ def _data(study: Study, request: Request, out: pathlib.Path) -> pathlib.Path:
     if request.data is not None:
         return request.data
     suffix, write = study.data
-    path = out / f"data{suffix}"
-    if not path.exists():
-        write(path)
-    return path
+    data_path = out / f"data{suffix}"
+    if not data_path.exists():
+        write(data_path)
+    return data_path
 
 
 def _trained(

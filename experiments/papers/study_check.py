@@ -298,9 +298,9 @@ def clients_per_second(folder: pathlib.Path) -> float | None:
     num_seconds = 0.0
     num_rounds = 0
     for timings in (folder / "runs").glob("*/timings.jsonl"):
-        rows = zip(_rows(timings.with_name("metrics.jsonl")), _rows(timings), strict=False)
+        round_rows = zip(_rows(timings.with_name("metrics.jsonl")), _rows(timings), strict=False)
         # The first round is left out, because TensorFlow traces its graphs in it.
-        for row, timing in list(rows)[1:]:
+        for row, timing in list(round_rows)[1:]:
             if "validation" not in row:
                 num_clients += row["clients"]
                 num_seconds += timing["seconds"]

@@ -48,8 +48,8 @@ from fedmf.privacy.trial_count import POISSON, TRUNCATED_NEGATIVE_BINOMIAL, Tria
 # A function that takes a delta, and returns the epsilon of a trial at it.
 EpsilonOfDelta = Callable[[float], float]
 
-# Interval of log d1 in which the best d1 (a delta of a trial, see above) is searched. The
-# accountants of sampled plans do not resolve deltas below its lower end.
+# Interval in which the best log d1 is searched, where d1 is the delta of a trial. The accountants
+# of sampled plans do not resolve deltas below its lower end.
 _LOWEST_LOG_D1 = math.log(1e-9)
 _HIGHEST_LOG_D1 = math.log(1 - 1e-6)
 # Tolerance of the search for the best logarithm of d1. Any d1 gives a valid bound on epsilon, so

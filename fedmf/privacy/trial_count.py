@@ -15,7 +15,7 @@ from fedmf.numpy_errors import with_numpy_defaults
 TRUNCATED_NEGATIVE_BINOMIAL = "truncated-negative-binomial"
 POISSON = "poisson"
 DISTRIBUTIONS = (TRUNCATED_NEGATIVE_BINOMIAL, POISSON)
-# Largest mean number of trials, and largest shape.
+# Largest mean number of trials, and largest shape of their distribution.
 _MAX_MEAN = 1e4
 _MAX_SHAPE = 100.0
 # Smaller shapes of the truncated negative binomial are replaced by 0.
@@ -110,7 +110,7 @@ class TrialCount:
             positive_probabilities = np.exp(log_powers) / (k * -math.log(self.gamma))
         else:
             log_binomials = special.gammaln(k + eta) - math.lgamma(eta) - special.gammaln(k + 1)
-            # This is log(gamma^-eta - 1), the logarithm of the sum by which the terms are divided.
+            # The sum of the terms over all k is gamma^-eta - 1.
             log_total = -eta * math.log(self.gamma) + math.log(
                 -math.expm1(eta * math.log(self.gamma))
             )
@@ -154,7 +154,8 @@ def _log_mean(log_gamma: float, eta: float) -> float:
     """Computes the logarithm of the mean of the truncated negative binomial distribution, given log
     gamma and the shape eta. It is that of Papernot and Steinke 2022, Def. 1.
     """
-    odds = math.expm1(-log_gamma)  # (1 - gamma) / gamma
+    # The odds are (1 - gamma) / gamma.
+    odds = math.expm1(-log_gamma)
     # As eta tends to 0, eta / (1 - gamma^eta) tends to 1 / log(1 / gamma).
     inverse_factor = -log_gamma
     if eta > 0:
