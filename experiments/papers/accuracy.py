@@ -50,7 +50,7 @@ def interval(values: Sequence[float] | np.ndarray) -> tuple[float, float, float]
 
 
 def judged(scores: Sequence[Score], clauses: Sequence[Clause]) -> Outcome:
-    """Returns the outcome of a study with these clauses, and draws test accuracy over epsilon."""
+    """Returns the outcome of a study with these clauses, and plots test accuracy over epsilon."""
     score_rows = [row(score) for score in scores]
     return Outcome(
         over_epsilon(scores),
@@ -162,9 +162,9 @@ def diverged(run: Run) -> bool:
 
 
 def over_epsilon(scores: Sequence[Score]) -> list[Lines]:
-    """Draws test accuracy over epsilon with intervals, where a line without noise is horizontal.
+    """Plots test accuracy over epsilon with intervals, where a line without noise is horizontal.
 
-    If all scores have the same epsilon, it draws `levels`.
+    If all scores have the same epsilon, `levels` plots them.
     """
     if len({score.target for score in scores}) == 1:
         return levels(scores)
@@ -181,7 +181,7 @@ def over_epsilon(scores: Sequence[Score]) -> list[Lines]:
 
 
 def levels(scores: Sequence[Score]) -> list[Lines]:
-    """Draws the accuracy of each line as a point with its interval."""
+    """Plots the accuracy of each line as a point with its interval."""
     point_by_line = {
         s.line: Line([i], *np.array([interval(s.test)]).T) for i, s in enumerate(scores)
     }

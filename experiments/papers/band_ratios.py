@@ -31,7 +31,7 @@ DP_SGD, MULTI_EPOCH, BAND_MF = "DP-SGD", "multi-epoch MF", "BandMF"
 
 @figure("banded-figure-4")
 def figure_4(request: Request) -> Outcome:
-    """Draws the ratios of the errors (rmse) of three mechanisms over epsilon and epochs, and the
+    """Plots the ratios of the errors (rmse) of three mechanisms over epsilon and epochs, and the
     errors at epsilon 1.
 
     The error is that of mean updates, in units of the clip norm over one epoch's cohort. A run of k
@@ -76,7 +76,7 @@ def figure_4(request: Request) -> Outcome:
 def _ratios_and_errors(
     epsilons: Sequence[float], numbers: Sequence[int], rmse: Mapping[str, np.ndarray]
 ) -> Figure:
-    """Draws two heat maps of ratios over epochs and epsilon, and lines at epsilon 1."""
+    """Plots two heat maps of ratios over epochs and epsilon, and lines at epsilon 1."""
     drawing = blank(3.3)
     axes = drawing.subplots(1, 3)
     ratio_by_title = {
@@ -173,7 +173,7 @@ def _judge_improvement(
 
 @figure("banded-figure-9")
 def figure_9(request: Request) -> Outcome:
-    """Draws the total error of BandMF for each number of bands, divided by the error of DP-SGD and
+    """Plots the total error of BandMF for each number of bands, divided by the error of DP-SGD and
     by the error of multi-epoch MF.
 
     The setting is CIFAR-10 with n = 2000 rounds, k = 20 epochs and m = 50,000 images. A yellow
@@ -224,7 +224,7 @@ def figure_9(request: Request) -> Outcome:
 def _ratios_by_bands(
     ratios: Mapping[str, np.ndarray], epsilons: Sequence[float], candidates: Sequence[int]
 ) -> Figure:
-    """Draws a heat map over epsilon and bands for each ratio, with yellow markers at ratios below 1
+    """Plots a heat map over epsilon and bands for each ratio, with yellow markers at ratios below 1
     that are the least for an epsilon.
     """
     drawing = blank(3.4)

@@ -31,7 +31,7 @@ PARTS, ROUNDS, POPULATION, COHORT, SEED = 3, 9, 24, 3, 1
 
 @figure("banded-figure-2")
 def figure_2(request: Request) -> Outcome:
-    """Draws the clients that take part in each round, which the participation controller samples.
+    """Plots the clients that take part in each round, which the participation controller samples.
 
     It samples as in Alg. 6 with subsets of fixed size. Round t samples from part t mod b, where b
     is the number of parts.
@@ -57,7 +57,7 @@ def figure_2(request: Request) -> Outcome:
 
 
 def _schedule(cohorts: Sequence[Sequence[int]], client_parts: Sequence[Sequence[int]]) -> Figure:
-    """Draws the ids of each part's clients in every round, and fills those that take part."""
+    """Plots the ids of each part's clients in every round, and fills those that take part."""
     drawing = blank(4.6)
     ax = drawing.subplots()
     clients_by_part = [client for part in client_parts for client in part]
@@ -117,7 +117,7 @@ def judge_figure_2(*, cohorts: Sequence[Sequence[int]]) -> list[Clause]:
 
 
 def _decomposed(rounds: int, request: Request) -> Outcome:
-    """Draws the rows of C x that one client's participations change, where C is a banded encoder
+    """Plots the rows of C x that one client's participations change, where C is a banded encoder
     and x the updates.
     """
     C = fit(*sums_once(rounds), "banded", bands=PARTS).encoder()
@@ -170,7 +170,7 @@ figure("banded-figure-8")(functools.partial(_decomposed, 18))
 
 @figure("banded-figure-6")
 def figure_6(request: Request) -> Outcome:
-    """Draws C and C^-1, the encoder and its inverse, of eight factorisations for n = 64 rounds."""
+    """Plots C and C^-1, the encoder and its inverse, of eight factorisations for n = 64 rounds."""
     num_rounds = 64
     workload, once = sums_once(num_rounds)
     four_epochs = epochs(num_rounds, 4)
@@ -252,7 +252,7 @@ def judge_figure_6(*, rows: Sequence[Factorisation]) -> list[Clause]:
 
 @figure("banded-figure-7")
 def figure_7(request: Request) -> Outcome:
-    """Draws the transposed encoder of the tree mechanism, and the encoder's pseudo-inverse."""
+    """Plots the transposed encoder of the tree mechanism, and the encoder's pseudo-inverse."""
     num_rounds = 64
     mechanism = fit(*sums_once(num_rounds), "tree", decoder="full")
     C = mechanism.encoder()
@@ -307,7 +307,7 @@ def judge_figure_7(*, encoder: np.ndarray, noising: np.ndarray) -> list[Clause]:
 
 @figure("banded-figure-11")
 def figure_11(request: Request) -> Outcome:
-    """Draws tuned server learning rates over the effective rmse of sums and of single gradients.
+    """Plots tuned server learning rates over the effective rmse of sums and of single gradients.
 
     The effective rmse is that of Eq. 11 of the banded paper, and the rates are those of Table 6.
     """

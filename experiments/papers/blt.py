@@ -177,7 +177,7 @@ def _transferred_row(fitted: tuple[int, int], used: tuple[int, int]) -> Row:
 
 @figure("fedmf-blt")
 def blt_and_tree(request: Request) -> Outcome:
-    """Draws the errors over min-sep, relative to TreeAgg, and the errors of BLTs in other settings
+    """Plots the errors over min-sep, relative to TreeAgg, and the errors of BLTs in other settings
     than their own, relative to the BLT of the setting.
     """
     rounds, min_seps = request.pick(
@@ -245,7 +245,7 @@ def _panels(
     max_error_by_name: Mapping[str, np.ndarray],
     transfers: Sequence[Transfer],
 ) -> list[Lines]:
-    """Draws both errors over that of TreeAgg, and the rmse of BLTs in other settings than their own
+    """Plots both errors over that of TreeAgg, and the rmse of BLTs in other settings than their own
     over that of the setting's BLT.
     """
     shape: dict[str, Any] = {"xlabel": "min-sep", "x": min_seps, "log": "x", "ticks": min_seps}

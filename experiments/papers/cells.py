@@ -121,7 +121,7 @@ def compared(
     trained: Trained | None = None,
     claims: Claims | None = None,
 ) -> Outcome:
-    """Compares the cells of a table, and draws the ratio of ours to the printed number for each
+    """Compares the cells of a table, and plots the ratio of ours to the printed number for each
     cell.
     """
     cells = list(rows(request.scale))

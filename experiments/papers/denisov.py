@@ -154,7 +154,7 @@ LARGEST_ENTRY = "2.36"
 
 @figure("denisov-figure-1")
 def figure_1(request: Request) -> Outcome:
-    """Draws the squared error of four mechanisms by round, for prefix sums and for momentum SGD."""
+    """Plots the squared error of four mechanisms by round, for prefix sums and for momentum SGD."""
     sums_workload, single = sums_once(ROUNDS)
     momentum_workload = fedmf.momentum_sgd(ROUNDS, momentum=0.95)
     mechanisms = {
@@ -307,7 +307,7 @@ def _times(solver: str, n: int, steps: Sequence[Step], bound: float) -> Times:
 
 @figure("denisov-figure-4")
 def figure_4(request: Request) -> Outcome:
-    """Draws the loss of four solvers over seconds of processor time.
+    """Plots the loss of four solvers over seconds of processor time.
 
     On half the size, the gradient gets a hundred times the seconds in which the fixed point comes
     to the smallest of `ACCURACIES`.
@@ -438,7 +438,7 @@ def _judge_two_orders(all_times: Sequence[Times]) -> Clause:
 
 @figure("denisov-figure-5")
 def figure_5(request: Request) -> Outcome:
-    """Draws the entries of the optimum's matrices B and C, the entries' ranks, and their
+    """Plots the entries of the optimum's matrices B and C, the entries' ranks, and their
     histogram.
     """
     workload, single = sums_once(ROUNDS)

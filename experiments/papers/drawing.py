@@ -88,7 +88,7 @@ class Lines:
         return list(zip(self.x, *self.series.values(), strict=True))
 
     def draw(self, ax: Axes, order: Sequence[str]) -> None:
-        """Draws the panel into `ax`. A line's colour follows from its label's position in
+        """Plots the panel into `ax`. A line's colour follows from its label's position in
         `order`.
         """
         for label, line in {**self.series, **self.beside}.items():
@@ -133,7 +133,7 @@ class Lines:
 
 
 def draw(panels: Sequence[Lines], note: str = "") -> bytes:
-    """Draws panels as a PNG with one legend of all labels.
+    """Plots panels as a PNG with one legend of all labels.
 
     Up to three panels are in one row, and more are in rows of two.
     """
@@ -157,7 +157,7 @@ def draw(panels: Sequence[Lines], note: str = "") -> bytes:
 def heat_maps(
     panels: Sequence[tuple[str, np.ndarray]], columns: int, *, height: float, shared: bool = True
 ) -> Figure:
-    """Draws matrices as heat maps in rows of `columns`, each row `height` inches high.
+    """Plots matrices as heat maps in rows of `columns`, each row `height` inches high.
 
     All have one colour scale if `shared`, else each has its own.
 
@@ -202,7 +202,7 @@ def draw_ratios(
     x: tuple[str, Sequence[float]],
     y: tuple[str, Sequence[float]],
 ) -> None:
-    """Draws ratios as a heat map of equal cells, with row 0 at the bottom.
+    """Plots ratios as a heat map of equal cells, with row 0 at the bottom.
 
     Args:
       ax: axes to draw on.
@@ -224,7 +224,7 @@ def draw_ratios(
 
 
 def draw_ratio_bar(figure: Figure, axes: Sequence[Axes], norm: LogNorm) -> None:
-    """Draws the colour bar of `draw_ratios` below its axes, with ticks at powers of two."""
+    """Plots the colour bar of `draw_ratios` below its axes, with ticks at powers of two."""
     color_bar = figure.colorbar(
         ScalarMappable(norm, _RATIO_COLORS),
         ax=list(axes),

@@ -41,7 +41,7 @@ def _rounds(request: Request) -> str:
 
 @figure("multi-epoch-figure-2", "multi-epoch-figure-13")
 def figure_2(request: Request) -> Outcome:
-    """Draws the workload A = B C, its factors B and C, and X = C^T C, for the optimum."""
+    """Plots the workload A = B C, its factors B and C, and X = C^T C, for the optimum."""
     workload, six_epochs = stackoverflow(request)
     mechanism = fit(workload, six_epochs, "dense", tolerance=2e-3)
     A = workload.matrix
@@ -135,7 +135,7 @@ OPTIMUM = "MF(k=20, n=2000)"
 
 @figure("multi-epoch-figure-4")
 def figure_4(request: Request) -> Outcome:
-    """Draws the variance of prefix sums by round at (epsilon, delta) = (4.38, 1e-5).
+    """Plots the variance of prefix sums by round at (epsilon, delta) = (4.38, 1e-5).
 
     Clients have k = 20 participations, b = 100 rounds apart.
     """
@@ -195,7 +195,7 @@ def judge_figure_4(
 
 @figure("multi-epoch-figure-5")
 def figure_5(request: Request) -> Outcome:
-    """Draws the variance of the momentum and cool-down workload by round, at noise multiplier 1.
+    """Plots the variance of the momentum and cool-down workload by round, at noise multiplier 1.
 
     Clients have k = 6 participations, b = 342 rounds apart.
     """
@@ -231,7 +231,7 @@ def judge_figure_5(*, total_by_name: Mapping[str, float]) -> list[Clause]:
 
 @figure("multi-epoch-figure-6")
 def figure_6(request: Request) -> Outcome:
-    """Draws the loss of prefix sums over the number of stamps, for both decoders of Honaker's
+    """Plots the loss of prefix sums over the number of stamps, for both decoders of Honaker's
     tree.
     """
     workload = fedmf.prefix_sum(2000)
@@ -349,7 +349,7 @@ def analytic_error(n: int) -> float:
 
 @figure("multi-epoch-figure-14")
 def figure_14(request: Request) -> Outcome:
-    """Draws the mean squared error of the FFT mechanism over the number of rounds n, beside
+    """Plots the mean squared error of the FFT mechanism over the number of rounds n, beside
     bounds.
     """
     round_counts = 2 ** np.arange(3, request.pick(8, 12, 13))

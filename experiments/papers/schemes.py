@@ -122,7 +122,7 @@ def _noise(sampling: Sampling, mechanism: fedmf.Mechanism, epsilons: Sequence[fl
 
 @figure("fedmf-schemes")
 def ways_to_draw(request: Request) -> Outcome:
-    """Draws, for each setting and over epsilon, the rmse of every sampling scheme, and its ratio to
+    """Plots, for each setting and over epsilon, the rmse of every sampling scheme, and its ratio to
     the rmse without amplification.
     """
     # A setting is a pair: the number of rounds, and the number of rounds in which every client

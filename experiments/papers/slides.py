@@ -31,7 +31,7 @@ def mechanisms(rounds: int) -> dict[str, Any]:
 
 @figure("slides-max-error")
 def max_error(request: Request) -> Outcome:
-    """Draws the largest error of a prefix sum over the number of rounds n, at noise multiplier
+    """Plots the largest error of a prefix sum over the number of rounds n, at noise multiplier
     1.
     """
     round_counts = 2 ** np.arange(4, request.pick(9, 15, 18))
@@ -136,7 +136,7 @@ def _num_vectors(stream: NoiseStream, t: int) -> int:
 
 @figure("slides-noise-time")
 def noise_time(request: Request) -> Outcome:
-    """Draws how many vectors the noise of iteration t is a sum of, and measures the time that it
+    """Plots how many vectors the noise of iteration t is a sum of, and measures the time that it
     takes, for a model of d parameters.
     """
     n, d, repeats = request.pick((64, 500, 3), (1024, 20_000, 7), (4096, 20_000, 7))
@@ -240,7 +240,7 @@ def newman_error(degree: int) -> float:
 
 @figure("slides-approximation")
 def approximation(request: Request) -> Outcome:
-    """Draws the largest error of rational and polynomial generating functions on the circle abs(x)
+    """Plots the largest error of rational and polynomial generating functions on the circle abs(x)
     = 1 - 1 / n.
     """
     n, most = request.pick((64, 3), (2048, 8), (16384, 10))

@@ -32,7 +32,7 @@ SGD, ANTI, FTRL, BEST = "independent", "damped anti-PGD", "nu-FTRL", "best"
 
 
 class Point(NamedTuple):
-    """Row of numbers.csv, with the error by the formula and by simulation."""
+    """Stationary error at one point of a figure, by the formula and by simulation."""
 
     panel: str
     noise: str
@@ -131,7 +131,7 @@ def _judge_simulation(points: Sequence[Point]) -> Clause:
 
 
 def _judge_power(text: str, power: float, expected: float, evidence: str) -> Clause:
-    """Judges whether a power is the expected one to `_POWER_TOLERANCE`."""
+    """Judges whether a power differs from the expected one by at most `_POWER_TOLERANCE`."""
     return from_numbers(
         f"{text} (judged: a power within {_POWER_TOLERANCE} of {expected:g}).",
         abs(power - expected) <= _POWER_TOLERANCE,
@@ -140,7 +140,7 @@ def _judge_power(text: str, power: float, expected: float, evidence: str) -> Cla
 
 
 def _judge_bound(text: str, ratios: np.ndarray, *, is_upper: bool) -> Clause:
-    """Judges whether errors are at most, or at least, those of a rate of the slides."""
+    """Judges whether the ratios of errors to a rate of the slides are all at most, or at least, 1."""
     is_within_bound = ratios.max() <= 1 if is_upper else ratios.min() >= 1
     evidence = f"{ratios.min():.2g} to {ratios.max():.2g} times the rate"
     return from_numbers(text, bool(is_within_bound), evidence)
@@ -184,7 +184,7 @@ def _small_power(errors: np.ndarray) -> float:
 
 @figure("slides-mean-estimation")
 def mean_estimation(request: Request) -> Outcome:
-    """Draws the error of mean estimation over the learning rate, and over nu at one learning
+    """Plots the error of mean estimation over the learning rate, and over nu at one learning
     rate.
     """
     learning_rates = request.pick(
@@ -263,7 +263,7 @@ def judge_mean_estimation(
 
 @figure("slides-linear-regression")
 def linear_regression(request: Request) -> Outcome:
-    """Draws the error of linear regression over the dimension, for spectra of high and low
+    """Plots the error of linear regression over the dimension, for spectra of high and low
     effective dimension.
     """
     eta = request.pick(0.05, 0.02, 0.02)
@@ -345,7 +345,7 @@ def _judge_low_dimension(upper_ratios: np.ndarray, evidence: str) -> Clause:
 
 @figure("slides-learning-rate")
 def learning_rate(request: Request) -> Outcome:
-    """Draws the error of linear regression over the learning rate."""
+    """Plots the error of linear regression over the learning rate."""
     d, chains = request.pick((2, 400), (8, 512), (8, 4096))
     learning_rates = request.pick(
         (0.05, 0.1), (0.01, 0.02, 0.05, 0.1), (0.005, 0.01, 0.02, 0.05, 0.1)

@@ -66,7 +66,7 @@ def predicted(name: str, T: int, d: int) -> float:
 
 @figure("slides-finite-time")
 def finite_time(request: Request) -> Outcome:
-    """Draws the error on the task `regression` after T steps with clipping, at the best learning
+    """Plots the error on the task `regression` after T steps with clipping, at the best learning
     rate.
     """
     num_chains = request.pick(16, 64, 256)

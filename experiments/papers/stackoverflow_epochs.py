@@ -145,7 +145,7 @@ def _table(
 
 @trained(grids.epochs, "multi-epoch-figure-12")
 def figure_12(scores: Sequence[Score], size: Size) -> Outcome:
-    """Draws the validation accuracy of the runs of Figure 3 over the server rates, and judges
+    """Plots the validation accuracy of the runs of Figure 3 over the server rates, and judges
     which mechanisms tolerate the larger rate.
     """
     series: dict[float, dict[str, Line]] = {}
@@ -231,7 +231,7 @@ def _lower_rates_are_better(scores: Sequence[Score]) -> list[Clause]:
 
 @trained(grids.epochs, "multi-epoch-figure-11")
 def figure_11(scores: Sequence[Score], size: Size) -> Outcome:
-    """Draws the number of zeroed updates by round in the runs of MF6,6e of Figure 3, and judges
+    """Plots the number of zeroed updates by round in the runs of MF6,6e of Figure 3, and judges
     whether it grows with noise and with the rate.
     """
     counts: dict[tuple[float, float], list[list[int]]] = {}
@@ -333,7 +333,7 @@ def table_2(scores: Sequence[Score], size: Size) -> Outcome:
 
 @trained(grids.unnoised, "multi-epoch-figure-10")
 def figure_10(scores: Sequence[Score], size: Size) -> Outcome:
-    """Draws the accuracy without noise by clients per round, beside private runs, and judges the
+    """Plots the accuracy without noise by clients per round, beside private runs, and judges the
     text of Appendix F.2 and Section 5.3.
     """
     cohort_lines = sorted(

@@ -42,8 +42,8 @@ def denisov_2(scores: Sequence[Score], size: Size) -> Outcome:
 
 @trained(grids.schedules, "denisov-figure-3")
 def denisov_3(scores: Sequence[Score], size: Size) -> Outcome:
-    """Judges what both schedules of the learning rate, the mechanisms that are optimised for them,
-    and more clients gain.
+    """Judges how much accuracy both schedules of the learning rate gain, the mechanisms that are
+    optimised for them, and more clients.
     """
     line_pairs = [
         (grids.AFTER, grids.CONSTANT),
@@ -235,7 +235,7 @@ def _falls_with_noise(
 
 @trained(grids.decays, "denisov-figure-6")
 def denisov_6(scores: Sequence[Score], size: Size) -> Outcome:
-    """Draws the validation accuracy over the last 748 of 2048 rounds.
+    """Plots the validation accuracy over the last 748 of 2048 rounds.
 
     It judges which line is ahead before the rates fall, in all these rounds and in those that the
     picture shows, and which in the second half of the fall.
@@ -285,7 +285,7 @@ def blt_trained(scores: Sequence[Score], size: Size) -> Outcome:
 
 @trained(grids.phones, "banded-figure-12")
 def banded_12(scores: Sequence[Score], size: Size) -> Outcome:
-    """Draws the validation accuracy by round of the best settings of Figure 5 (a), and judges its
+    """Plots the validation accuracy by round of the best settings of Figure 5 (a), and judges its
     order over the last fifth of the rounds.
     """
     clauses = []
