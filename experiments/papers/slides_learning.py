@@ -140,7 +140,7 @@ def _judge_power(text: str, power: float, expected: float, evidence: str) -> Cla
 
 
 def _judge_bound(text: str, ratios: np.ndarray, *, is_upper: bool) -> Clause:
-    """Judges whether the ratios of errors to a rate of the slides are all at most, or at least, 1."""
+    """Judges whether the ratios of errors to a rate of the slides are at most, or at least, 1."""
     is_within_bound = ratios.max() <= 1 if is_upper else ratios.min() >= 1
     evidence = f"{ratios.min():.2g} to {ratios.max():.2g} times the rate"
     return from_numbers(text, bool(is_within_bound), evidence)

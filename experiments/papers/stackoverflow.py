@@ -30,8 +30,8 @@ from fedmf.tasks.stackoverflow import write_synthetic_corpus
 
 DELTA = 1e-6
 ONLINE, FULL, PREFIX, MOMENTUM = "Honaker Online", "Honaker Full", "Opt Prefix Sum", "Optimal M=BC"
-# Denisov et al. 2022, Table 4: the best server rate, client rate and momentum of each line, in the
-# order of DENISOV_NOISE.
+# The best server rate, client rate and momentum of each line, in the order of DENISOV_NOISE. They
+# are those of Table 4 of Denisov et al. 2022.
 DENISOV_TABLE_4 = {
     line: tuple(tuple(map(float, setting.split())) for setting in settings.split("|"))
     for line, settings in {

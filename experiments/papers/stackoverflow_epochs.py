@@ -24,8 +24,8 @@ from fedmf.reports.groups import final_metric
 from fedmf.reports.text import plain
 from fedmf.runs.folder import Run
 
-# At this epsilon, the multi-epoch paper's best mechanism is within this relative distance of
-# training without noise (caption of Figure 3).
+# The caption of Figure 3 of the multi-epoch paper says that the best mechanism is within 2% of
+# training without noise at epsilon 8.8.
 WITHIN = 0.02
 WITHIN_EPSILON = 8.841
 # The two server rates of Figure 12 of the multi-epoch paper, and the epsilon at which it says that
