@@ -18,7 +18,7 @@ from fedmf.privacy.monte_carlo import MAX_ATTEMPTS
 from fedmf.privacy.noise_search import least_noise_multiplier
 from fedmf.privacy.plan import Plan, unit_noise
 from fedmf.privacy.sampling import Sampling
-from fedmf.privacy.selection import PrivateSelection, gaussian_selection_noise_multiplier
+from fedmf.privacy.selection import PrivateSelection, selection_noise_multiplier
 from fedmf.privacy.source_tail import HOST_END, check_tail
 from fedmf.privacy.trial_count import TrialCount
 
@@ -72,7 +72,7 @@ class _Limit:
     def value(self, plan: Plan) -> float:
         """Computes the limited quantity, such as epsilon, of a plan."""
         if self.selection is not None:
-            return PrivateSelection(plan=plan, trials=self.selection).profile_epsilon(plan.delta)
+            return PrivateSelection(plan=plan, trials=self.selection).bound(plan.delta)
         if self.risk_of is None:
             return plan.epsilon
         return self.risk_of(risk_by_curve(plan))
@@ -222,7 +222,7 @@ def _selection_limit(delta: float, target: Target, selection: object) -> _Limit:
     if target.get("epsilon") is None:
         raise ValueError("selection needs an epsilon as its target: pass epsilon=8.0")
     limit = _limit(delta, target)
-    multiplier = gaussian_selection_noise_multiplier(limit.limit, delta, selection)
+    multiplier = selection_noise_multiplier(limit.limit, delta, selection)
     return dataclasses.replace(limit, unamplified_noise_multiplier=multiplier, selection=selection)
 
 
@@ -309,6 +309,8 @@ def calibrate(  # noqa: PLR0913  (each target is an argument of its own)
         plan = unamplified_plan
     else:
         plan = _with_amplification(unamplified_plan, privacy_limit)
+    if selection is not None:
+        PrivateSelection(plan=plan, trials=selection).check_noise(delta)
     check_tail(plan, HOST_END)
     return plan
 

@@ -1,7 +1,6 @@
 """Epsilon by Renyi accounting, for comparison with the older literature."""
 
 import functools
-import math
 from typing import TYPE_CHECKING
 
 from fedmf.privacy.gaussian import check_delta
@@ -36,10 +35,8 @@ def selection_rdp_epsilon(
       shape: shape of the truncated negative binomial distribution of the number of runs; infinite
         for a Poisson distribution.
     """
-    from dp_accounting.dp_event import NonPrivateDpEvent, RepeatAndSelectDpEvent
+    from dp_accounting.dp_event import RepeatAndSelectDpEvent
 
-    if isinstance(event, NonPrivateDpEvent):
-        return math.inf
     return event_rdp_epsilon(RepeatAndSelectDpEvent(event, mean_trials, shape), delta)
 
 

@@ -24,7 +24,8 @@ epsilon is at most m delta_Q(epsilon - shift). So its epsilon at delta is at mos
 where epsilon_Q is the epsilon of one trial. With d1 in place of e1, e1 = epsilon_Q(d1), the bound
 needs nothing but epsilon_Q.
 
-Renyi bound: Papernot and Steinke 2022 (arXiv 2110.03620), Theorems 2 and 6.
+Renyi bound: Papernot and Steinke 2022 (arXiv 2110.03620), Theorems 2 and 6, for trials without
+amplification by sampling.
 """
 
 import dataclasses
@@ -35,14 +36,17 @@ from collections.abc import Callable
 from fedmf import checks
 from fedmf.numpy_errors import with_numpy_defaults
 from fedmf.privacy.gaussian import (
+    MAX_EPSILON,
     MIN_DELTA,
     check_delta,
     exact_gaussian_epsilon,
     gaussian_epsilon,
+    loss_scale,
 )
 from fedmf.privacy.noise_search import least_noise_multiplier
-from fedmf.privacy.plan import Plan, check_plan, dp_event, epsilon_at
+from fedmf.privacy.plan import Plan, check_plan, epsilon_at
 from fedmf.privacy.renyi import selection_rdp_epsilon
+from fedmf.privacy.source_tail import HOST_END, check_tail
 from fedmf.privacy.trial_count import POISSON, TRUNCATED_NEGATIVE_BINOMIAL, TrialCount
 
 # A function that takes a delta, and returns the epsilon of a trial at it.
@@ -60,8 +64,8 @@ _DELTA_TOLERANCE = 1e-6
 # Larger values of e1, the epsilon of a trial at delta d1, count as this one in exp(e1), which would
 # overflow.
 _LARGEST_E1 = 600.0
-# Largest number of halvings of the interval of log delta in `PrivateSelection.delta`.
-_HALVINGS = 60
+# Larger noise multipliers count as this one in the Renyi bound.
+_LARGEST_RENYI_MULTIPLIER = 1e6
 
 PROFILE_SOURCE = "privacy profiles (compare Koskela, Redberg and Wang 2024)"
 RENYI_SOURCE = "Renyi divergences (Papernot and Steinke 2022, Theorems 2 and 6)"
@@ -81,6 +85,13 @@ class PrivateSelection:
       the zero-out relation, if every trial draws its setting, its noise and its clients
       independently of all others, the score is computed from the trial's releases and from data of
       other people, and nothing of the other trials is released, the number of trials included.
+      The noise must be drawn outside TensorFlow graphs. If the plan simulates a larger cohort, this
+      is the guarantee of the claimed run.
+
+    Raises:
+      TypeError: an attribute has another type.
+      ValueError: the epsilon of the plan's sampling scheme may be simulated, or the plan is that of
+        the first rounds of a longer one.
     """
 
     plan: Plan
@@ -95,8 +106,13 @@ class PrivateSelection:
         scheme = self.plan.sampling
         if scheme is not None and scheme.simulated:
             raise ValueError(
-                f"sampling={scheme.name} has a simulated epsilon, which private selection cannot "
-                "use: choose poisson or random-allocation, or leave sampling out"
+                f"sampling={scheme.name} has an epsilon that may be simulated, which private "
+                "selection cannot use: choose poisson or random-allocation, or leave sampling out"
+            )
+        if self.plan.longer is not None:
+            raise ValueError(
+                "plan is that of the first rounds of a longer plan, and private selection needs "
+                "trials that run to their end: pass plan.longer"
             )
 
     @with_numpy_defaults
@@ -108,7 +124,9 @@ class PrivateSelection:
           delta: in [1e-15 mean_trials, 1).
 
         Raises:
-          TypeError, ValueError: `delta` is out of range.
+          TypeError: `delta` is no number.
+          ValueError: `delta` is out of range, or so small that the bounded size of normal draws
+            weakens the guarantee.
 
         >>> import fedmf
         >>> config = fedmf.PlanConfig(rounds=8, min_sep=8, family="identity", epsilon=2.0)
@@ -116,7 +134,8 @@ class PrivateSelection:
         >>> round(selection.epsilon(1e-6), 2)
         3.01
         """
-        return min(self.profile_epsilon(delta), self._renyi_epsilon(delta))
+        self.check_noise(delta)
+        return self.bound(delta)
 
     @with_numpy_defaults
     def delta(self, epsilon: float) -> float:
@@ -130,39 +149,55 @@ class PrivateSelection:
           the bounds prove nothing at this epsilon.
 
         Raises:
-          TypeError, ValueError: `epsilon` is no finite number of at least 0.
+          TypeError: `epsilon` is no number.
+          ValueError: `epsilon` is not finite or below 0, or delta is so small that the bounded size
+            of normal draws weakens the guarantee.
         """
         hint = "use a privacy loss such as 8"
         target_epsilon = checks.positive("epsilon", epsilon, hint, allow_zero=True)
         # The lower end is a little above the least delta, so that rounding cannot move it below.
         low_log_delta = math.log(1.001 * MIN_DELTA * self.trials.mean_trials)
         high_log_delta = math.log(1 - 1e-9)
-        if self.epsilon(math.exp(high_log_delta)) > target_epsilon:
+        if self.bound(math.exp(high_log_delta)) > target_epsilon:
             return 1.0
-        if self.epsilon(math.exp(low_log_delta)) <= target_epsilon:
-            return math.exp(low_log_delta)
-        for _ in range(_HALVINGS):
+        if self.bound(math.exp(low_log_delta)) <= target_epsilon:
+            high_log_delta = low_log_delta
+        while high_log_delta - low_log_delta > _DELTA_TOLERANCE:
             middle_log_delta = (low_log_delta + high_log_delta) / 2
-            if self.epsilon(math.exp(middle_log_delta)) <= target_epsilon:
+            if self.bound(math.exp(middle_log_delta)) <= target_epsilon:
                 high_log_delta = middle_log_delta
             else:
                 low_log_delta = middle_log_delta
-            if high_log_delta - low_log_delta < _DELTA_TOLERANCE:
-                break
-        return math.exp(high_log_delta)
+        delta = math.exp(high_log_delta)
+        self.check_noise(delta)
+        return delta
 
     def source(self, delta: float) -> str:
-        """Returns the name of the bound that `epsilon` states."""
-        if self.profile_epsilon(delta) <= self._renyi_epsilon(delta):
-            return PROFILE_SOURCE
-        return RENYI_SOURCE
-
-    def profile_epsilon(self, delta: float) -> float:
-        """Computes the profile bound on epsilon at a delta, in [1e-15 mean_trials, 1).
+        """Returns the name of the bound that `epsilon` states at a delta.
 
         Raises:
           TypeError, ValueError: `delta` is out of range.
         """
+        if self._profile_epsilon(delta) <= self._renyi_epsilon(delta):
+            return PROFILE_SOURCE
+        return RENYI_SOURCE
+
+    def check_noise(self, delta: float) -> None:
+        """Raises ValueError if the bounded size of normal draws weakens the guarantee at a delta.
+
+        A score may prefer trials whose noise reveals a client. So the probability of such noise in
+        one trial is multiplied by the mean number of trials.
+        """
+        check_tail(self.plan, HOST_END, delta=_trial_delta(delta, self.trials))
+
+    def bound(self, delta: float) -> float:
+        """Computes `epsilon` without `check_noise`, for searches for the noise."""
+        if _is_negligible(self.plan.noise_multiplier):
+            return math.inf
+        return min(self._profile_epsilon(delta), self._renyi_epsilon(delta))
+
+    def _profile_epsilon(self, delta: float) -> float:
+        """Computes the profile bound on epsilon at a delta."""
         return epsilon_at(self.plan, _trial_delta(delta, self.trials)) + self._shift
 
     @functools.cached_property
@@ -173,30 +208,27 @@ class PrivateSelection:
         return least_shift(functools.partial(epsilon_at, self.plan), self.trials)
 
     def _renyi_epsilon(self, delta: float) -> float:
-        """Computes the Renyi bound on epsilon at a delta."""
-        trials = self.trials
-        shape = math.inf if trials.distribution == POISSON else trials.shape
-        return selection_rdp_epsilon(
-            dp_event(self.plan), check_delta(delta), mean_trials=trials.mean_trials, shape=shape
-        )
+        """Computes the Renyi bound on epsilon at a delta, without amplification by sampling."""
+        return _gaussian_renyi_epsilon(self.plan.noise_multiplier, delta, self.trials)
 
 
-def gaussian_selection_noise_multiplier(epsilon: float, delta: float, trials: TrialCount) -> float:
+def selection_noise_multiplier(epsilon: float, delta: float, trials: TrialCount) -> float:
     """Computes the noise multiplier of a trial with which a private selection satisfies (epsilon,
-    delta) by the profile bound, without amplification by sampling. It is never too small, and at
-    most 1e-4 above the least one, relatively.
+    delta), without amplification by sampling. It is never too small.
 
     Args:
       epsilon: in (0, 5000).
       delta: in [1e-15 mean_trials, 1).
       trials: distribution of the number of trials.
 
-    >>> round(gaussian_selection_noise_multiplier(3.0142, 1e-6, TrialCount(mean_trials=10)), 2)
+    >>> round(selection_noise_multiplier(3.0142, 1e-6, TrialCount(mean_trials=10)), 2)
     2.23
     """
     trial_delta = _trial_delta(delta, trials)
 
     def estimate(sigma: float) -> float:
+        if _is_negligible(sigma):
+            return math.inf
         estimate_of = functools.partial(exact_gaussian_epsilon, sigma)
         return estimate_of(trial_delta) + least_shift(estimate_of, trials)
 
@@ -204,25 +236,50 @@ def gaussian_selection_noise_multiplier(epsilon: float, delta: float, trials: Tr
     # The noise is raised until the accountant, whose epsilon is a little above the closed form,
     # proves the guarantee.
     relative_increase = 1e-7
-    while _gaussian_epsilon(multiplier, trial_delta, trials) > epsilon:
+    while _gaussian_profile_epsilon(multiplier, trial_delta, trials) > epsilon:
         multiplier *= 1 + relative_increase
         relative_increase *= 2
-    return multiplier
+    if _gaussian_renyi_epsilon(multiplier, delta, trials) >= epsilon:
+        return multiplier
+    # The Renyi bound is the smaller one for Poisson distributions with many trials.
+    renyi_multiplier = least_noise_multiplier(
+        lambda sigma: _gaussian_renyi_epsilon(sigma, delta, trials), epsilon
+    )
+    return min(multiplier, renyi_multiplier)
 
 
-def _gaussian_epsilon(noise_multiplier: float, trial_delta: float, trials: TrialCount) -> float:
+def _is_negligible(noise_multiplier: float) -> bool:
+    """Returns whether there is so little noise that epsilon counts as infinite."""
+    return noise_multiplier == 0 or loss_scale(noise_multiplier) > MAX_EPSILON
+
+
+def _gaussian_profile_epsilon(
+    noise_multiplier: float, trial_delta: float, trials: TrialCount
+) -> float:
     """Computes the profile bound for trials that are each one Gaussian release, given the delta of
     a trial in that bound.
     """
-    return gaussian_epsilon(noise_multiplier, trial_delta) + _gaussian_shift(
-        noise_multiplier, trials
+    trial_epsilon = gaussian_epsilon(noise_multiplier, trial_delta)
+    return trial_epsilon + _gaussian_shift(noise_multiplier, trials)
+
+
+def _gaussian_renyi_epsilon(noise_multiplier: float, delta: float, trials: TrialCount) -> float:
+    """Computes the Renyi bound for trials that are each one Gaussian release."""
+    import dp_accounting
+
+    if _is_negligible(noise_multiplier):
+        return math.inf
+    # dp_accounting fails for divergences that are negligible beside 1. Accounting for less noise
+    # than there is can only overstate epsilon.
+    event = dp_accounting.GaussianDpEvent(min(noise_multiplier, _LARGEST_RENYI_MULTIPLIER))
+    shape = math.inf if trials.distribution == POISSON else trials.shape
+    return selection_rdp_epsilon(
+        event, check_delta(delta), mean_trials=trials.mean_trials, shape=shape
     )
 
 
 def _gaussian_shift(noise_multiplier: float, trials: TrialCount) -> float:
     """Computes the shift of the profile bound for trials that are each one Gaussian release."""
-    if noise_multiplier == 0:
-        return math.inf
     # The closed form is fast enough for the search, and the accountant gives the proven bound.
     return least_shift(
         functools.partial(gaussian_epsilon, noise_multiplier),
@@ -243,7 +300,8 @@ def least_shift(
     """
     search_epsilon_of = estimate_of or epsilon_of
     d1 = math.exp(_best_log_d1(search_epsilon_of, trials))
-    return _shift(d1, epsilon_of(d1), trials)
+    # Every mechanism has epsilon 0 at delta 1.
+    return min(_shift(d1, epsilon_of(d1), trials), _shift(1.0, 0.0, trials))
 
 
 def _best_log_d1(epsilon_of: EpsilonOfDelta, trials: TrialCount) -> float:
@@ -278,8 +336,6 @@ def _shift(d1: float, e1: float, trials: TrialCount) -> float:
     d1.
     """
     if trials.distribution == POISSON:
-        if math.isinf(e1):
-            return math.inf
         return trials.mean_trials * (math.expm1(min(e1, _LARGEST_E1)) + d1)
     return (1 + trials.shape) * max(e1, _log_growth(d1, trials))
 

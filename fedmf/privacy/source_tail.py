@@ -36,7 +36,9 @@ GRAPH_END = (2 * 65 * math.log(2)) ** 0.5
 _NO_PROTECTION = 0.15
 
 
-def check_tail(plan: NoisyPlan, end: float, *, entries: int | None = None) -> None:
+def check_tail(
+    plan: NoisyPlan, end: float, *, entries: int | None = None, delta: float | None = None
+) -> None:
     """Raises ValueError if delta is so small that the bounded size of the draws weakens the
     guarantee.
 
@@ -53,6 +55,7 @@ def check_tail(plan: NoisyPlan, end: float, *, entries: int | None = None) -> No
       end: the largest radius of a pair of draws, in standard deviations.
       entries: number of draws in the run; None for a model of unknown size, for which the function
         raises only if it would for every size.
+      delta: the delta of the guarantee, if it is not the plan's.
 
     Raises:
       ValueError: the bound on the probability that the noise reveals a client is above a tenth of
@@ -61,8 +64,10 @@ def check_tail(plan: NoisyPlan, end: float, *, entries: int | None = None) -> No
     z = plan.noise_multiplier
     if z < _NO_PROTECTION:
         return
+    if delta is None:
+        delta = plan.delta
     a = 1 / z
-    is_far_away = a < end and math.exp(-((end - a) ** 2) / 2) <= plan.delta / 10
+    is_far_away = a < end and math.exp(-((end - a) ** 2) / 2) <= delta / 10
     if entries is None and is_far_away:
         # Q_1(a, end) is Marcum's function, the probability that is to be bounded. It is at most
         # exp(-(end - a)^2 / 2). Where this bound is small enough, Q_1 need not be integrated.
@@ -73,7 +78,7 @@ def check_tail(plan: NoisyPlan, end: float, *, entries: int | None = None) -> No
         mean_shift = a / math.sqrt(num_pairs)
         crescent_probability = end * mean_shift * math.exp(-((end - mean_shift) ** 2) / 2) / math.pi
         reveal_probability += num_pairs * min(_marcum(mean_shift, end), crescent_probability)
-    if reveal_probability <= plan.delta / 10:
+    if reveal_probability <= delta / 10:
         return
     way_out = "use a larger delta or more noise"
     if end < HOST_END:
@@ -81,7 +86,7 @@ def check_tail(plan: NoisyPlan, end: float, *, entries: int | None = None) -> No
             ', and in a TFF pipeline noise_strategy="precomputed", whose draws have a larger range'
         )
     raise ValueError(
-        f"delta={plan.delta:g} is too small for draws of at most {end:.2f} standard deviations: "
+        f"delta={delta:g} is too small for draws of at most {end:.2f} standard deviations: "
         f"they reveal a client with probability {reveal_probability:.1g} at "
         f"noise_multiplier={z:g}, above a tenth of delta; {way_out}"
     )

@@ -20,6 +20,8 @@ _MAX_MEAN = 1e4
 _MAX_SHAPE = 100.0
 # Smaller shapes of the truncated negative binomial are replaced by 0.
 _LEAST_SHAPE = 1e-12
+# A smaller mean becomes 1.
+_LEAST_MEAN = 1 + 1e-9
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -61,6 +63,9 @@ class TrialCount:
         shape = checks.positive("shape", self.shape, shape_hint, allow_zero=True)
         if shape > _MAX_SHAPE:
             raise ValueError(f"shape={shape} must be at most {_MAX_SHAPE:g}: {shape_hint}")
+        # The search for gamma does not resolve means that are so near to 1.
+        if mean_trials < _LEAST_MEAN:
+            mean_trials = 1.0
         # For so small a shape the formulas for shape 0 are exact up to rounding, and the other
         # formulas would divide by almost 0.
         if shape < _LEAST_SHAPE:

@@ -1,5 +1,6 @@
 """The guarantee of private selection lies between the best attack and the papers' bounds."""
 
+import dataclasses
 import functools
 import math
 
@@ -216,7 +217,7 @@ def test_selection_refuses_what_it_cannot_account_for():
         rounds=8, family="banded", bands=2, population=100, cohort_size=10,
         sampling="min-sep-poisson", min_sep=2, noise_multiplier=1.0,
     )  # fmt: skip
-    with pytest.raises(ValueError, match="has a simulated epsilon"):
+    with pytest.raises(ValueError, match="has an epsilon that may be simulated"):
         fedmf.private_selection(simulated.plan())
     with pytest.raises(ValueError, match="least delta for mean_trials=10"):
         fedmf.private_selection(plan_of(1.0)).epsilon(1e-15)
@@ -235,3 +236,69 @@ def test_selection_refuses_what_it_cannot_account_for():
 def test_a_plan_without_noise_guarantees_nothing():
     config = fedmf.PlanConfig(rounds=8, min_sep=8, family="identity", noise_multiplier=0.0)
     assert fedmf.private_selection(config.plan()).epsilon(DELTA) == math.inf
+
+
+@pytest.mark.parametrize(
+    ("target", "delta", "mean", "shape"), [(75.0, 1e-6, 1e4, 0.0), (68.0, 1e-9, 1e3, 1.0)]
+)
+def test_trials_whose_noise_may_reveal_a_client_are_refused(target, delta, mean, shape):
+    """A score that prefers revealing noise selects it up to `mean` times as often as a trial has
+    it.
+    """
+    plan = plan_of(1.0)
+    with pytest.raises(ValueError, match="they reveal a client"):
+        fedmf.calibrate(
+            plan.mechanism,
+            plan.participation,
+            epsilon=target,
+            delta=delta,
+            selection=fedmf.TrialCount(mean_trials=mean, shape=shape),
+        )
+    selection = fedmf.private_selection(plan_of(0.155), mean_trials=mean, shape=shape)
+    with pytest.raises(ValueError, match="they reveal a client"):
+        selection.epsilon(delta)
+
+
+def test_many_poisson_trials_have_the_noise_of_the_renyi_bound():
+    plan = plan_of(1.0)
+    trials = fedmf.TrialCount(mean_trials=300, distribution="poisson")
+    calibrated = fedmf.calibrate(
+        plan.mechanism, plan.participation, epsilon=2.0, delta=DELTA, selection=trials
+    )
+    selection = fedmf.private_selection(calibrated, mean_trials=300, distribution="poisson")
+    assert 1.999 <= selection.epsilon(DELTA) <= 2.0
+    assert "Renyi" in selection.source(DELTA)
+
+
+def test_trials_with_samples_of_fixed_size_have_an_epsilon():
+    scheme = fedmf.CyclicFixedSize(population=1000, cohort_size=10)
+    plan = fedmf.calibrate(
+        plan_of(1.0).mechanism,
+        None,
+        epsilon=8.0,
+        delta=DELTA,
+        sampling=scheme,
+        selection=fedmf.TrialCount(),
+    )
+    assert 7.99 <= fedmf.private_selection(plan).epsilon(DELTA) <= 8.0
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+@pytest.mark.parametrize("noise_multiplier", [1e-200, 1e-120, 1e-20, 1e-3, 1e8, 1e160])
+@pytest.mark.parametrize("distribution", ["truncated-negative-binomial", "poisson"])
+def test_extreme_noise_has_an_epsilon(noise_multiplier, distribution):
+    plan = dataclasses.replace(plan_of(1.0), noise_multiplier=noise_multiplier)
+    selection = fedmf.private_selection(plan, distribution=distribution)
+    epsilon = selection.bound(1e-3)
+    assert (epsilon < 1e-3) if noise_multiplier > 1 else (epsilon == math.inf)
+
+
+def test_means_next_to_1_are_a_single_trial():
+    assert fedmf.TrialCount(mean_trials=1 + 1e-12, shape=2.0).gamma == 1
+
+
+def test_trials_that_end_early_are_refused():
+    from fedmf.privacy.stopping import stopped_after
+
+    with pytest.raises(ValueError, match="run to their end"):
+        fedmf.private_selection(stopped_after(plan_of(1.0), 4))
