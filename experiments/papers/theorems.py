@@ -287,9 +287,9 @@ def table() -> str:
     table_lines = ["| | says | in the code | checked by |", "|---|---|---|---|"]
     for statement, code, tests in cited_statements():
         escaped_claim = statement.claim.replace("|", "\\|")
-        citing_files = files(code) or statement.why_uncited or "tests alone"
+        citing_text = files(code) or statement.why_uncited or "tests alone"
         statement_title = f"{statement.source}, {statement.number}"
         table_lines.append(
-            f"| {statement_title} | {escaped_claim} | {citing_files} | {files(tests)} |"
+            f"| {statement_title} | {escaped_claim} | {citing_text} | {files(tests)} |"
         )
     return "\n".join(table_lines)

@@ -178,18 +178,18 @@ def _patterns(inputs: Inputs) -> Iterator[_Pattern]:
 def _type_scenarios(inputs: Inputs) -> Iterator[Scenario]:
     """Yields scenarios with updates above the clip norm in other dtypes than float32."""
     for type_name, update in _typed_updates(inputs):
-        norm = float(np.linalg.norm(update.astype(np.float64))) / inputs.claim.clip_norm
-        if norm < 1.4 or not math.isfinite(norm):
+        norm_in_clips = float(np.linalg.norm(update.astype(np.float64))) / inputs.claim.clip_norm
+        if norm_in_clips < 1.4 or not math.isfinite(norm_in_clips):
             continue
         direction = inputs.direction(np.sign(update.astype(np.float64)))
         yield Scenario(
             test="types",
-            description=f"{inputs.num_clients} updates {type_name}, each of {norm:.3g} clip norms",
+            description=f"{inputs.num_clients} updates {type_name}, each of {norm_in_clips:.3g} clip norms",
             updates=inputs.from_all(update),
             direction=direction,
             allowed_movement=inputs.num_clients,
             max_calls=20,
-            mistakes=inputs.clip_mistakes(norm),
+            mistakes=inputs.clip_mistakes(norm_in_clips),
             mistake="A square or a sum in the array's own type, which overflows, or a type "
             "that is not clipped, does this: compute the norm in float64.",
         )
