@@ -184,7 +184,8 @@ def _type_scenarios(inputs: Inputs) -> Iterator[Scenario]:
         direction = inputs.direction(np.sign(update.astype(np.float64)))
         yield Scenario(
             test="types",
-            description=f"{inputs.num_clients} updates {type_name}, each of {norm_in_clips:.3g} clip norms",
+            description=f"{inputs.num_clients} updates {type_name}, "
+            f"each of {norm_in_clips:.3g} clip norms",
             updates=inputs.from_all(update),
             direction=direction,
             allowed_movement=inputs.num_clients,
