@@ -188,7 +188,15 @@ class PrivateSelection:
         A score may prefer trials whose noise reveals a client. So the probability of such noise in
         one trial is multiplied by the mean number of trials.
         """
-        check_tail(self.plan, HOST_END, delta=_trial_delta(delta, self.trials))
+        trial_delta = _trial_delta(delta, self.trials)
+        if _is_negligible(self.plan.noise_multiplier):
+            return  # Epsilon is infinite.
+        if self.plan.sampling is None:
+            check_tail(self.plan, HOST_END, delta=trial_delta, least_noise=0.0)
+        # With client sampling, a noise multiplier far below 1 can be enough, because a client takes
+        # part in few rounds.
+        else:
+            check_tail(self.plan, HOST_END, delta=trial_delta)
 
     def bound(self, delta: float) -> float:
         """Computes `epsilon` without `check_noise`, for searches for the noise."""

@@ -37,7 +37,12 @@ _NO_PROTECTION = 0.15
 
 
 def check_tail(
-    plan: NoisyPlan, end: float, *, entries: int | None = None, delta: float | None = None
+    plan: NoisyPlan,
+    end: float,
+    *,
+    entries: int | None = None,
+    delta: float | None = None,
+    least_noise: float = _NO_PROTECTION,
 ) -> None:
     """Raises ValueError if delta is so small that the bounded size of the draws weakens the
     guarantee.
@@ -56,13 +61,14 @@ def check_tail(
       entries: number of draws in the run; None for a model of unknown size, for which the function
         raises only if it would for every size.
       delta: the delta of the guarantee, if it is not the plan's.
+      least_noise: plans with a smaller noise multiplier are not checked.
 
     Raises:
       ValueError: the bound on the probability that the noise reveals a client is above a tenth of
         delta.
     """
     z = plan.noise_multiplier
-    if z < _NO_PROTECTION:
+    if z < least_noise:
         return
     if delta is None:
         delta = plan.delta

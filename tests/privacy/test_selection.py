@@ -254,9 +254,11 @@ def test_trials_whose_noise_may_reveal_a_client_are_refused(target, delta, mean,
             delta=delta,
             selection=fedmf.TrialCount(mean_trials=mean, shape=shape),
         )
-    selection = fedmf.private_selection(plan_of(0.155), mean_trials=mean, shape=shape)
-    with pytest.raises(ValueError, match="they reveal a client"):
-        selection.epsilon(delta)
+    for noise_multiplier in (0.155, 0.1, 0.01):
+        plan = plan_of(noise_multiplier)
+        selection = fedmf.private_selection(plan, mean_trials=mean, shape=shape)
+        with pytest.raises(ValueError, match="they reveal a client"):
+            selection.epsilon(delta)
 
 
 def test_many_poisson_trials_have_the_noise_of_the_renyi_bound():
