@@ -1,5 +1,5 @@
-"""Four lines of a TFF pipeline: a plan, an aggregator, the process that takes it, and a controller
-that draws the cohorts which the plan allows.
+"""A TFF pipeline with a plan, an aggregator, and a process that enforces the plan. The folder
+tff_pipeline/ holds state and ledger: after a crash, the same command resumes the run.
 
 python examples/tff_pipeline.py
 """
@@ -23,7 +23,6 @@ def client_data(client):
 
 data = [client_data(client) for client in range(POPULATION)]
 
-# Three of the four lines; the fourth is the argument `model_aggregator`.
 plan = fedmf.TrainConfig(
     rounds=ROUNDS, min_sep=8, family="banded", epsilon=8.0, clip_norm=0.5
 ).plan()
@@ -46,16 +45,20 @@ process = tff.learning.algorithms.build_unweighted_fed_avg(
     server_optimizer_fn=tff.learning.optimizers.build_sgdm(1.0),
     model_aggregator=aggregator,
 )
-state = process.initialize()
-for t in range(ROUNDS):
-    output = process.next(state, [data[client] for client in controller.cohort(t)])
-    state = output.state
-    if (t + 1) % 10 == 0:
-        print(
-            t + 1, "rounds: loss", round(float(output.metrics["client_work"]["train"]["loss"]), 4)
-        )
+training = federated.PlannedProcess(
+    process,
+    aggregator=aggregator,
+    controller=controller,
+    client_data=lambda client: data[client],
+    folder="tff_pipeline",
+)
+while training.round < ROUNDS:
+    output = training.next()
+    if training.round % 10 == 0:
+        loss = float(output.metrics["client_work"]["train"]["loss"])
+        print(training.round, "rounds: loss", round(loss, 4))
 
-weights = process.get_model_weights(state).trainable[0]
+weights = process.get_model_weights(training.state).trainable[0]
 print("learned", weights.ravel().round(2), "truth", truth.ravel())
-audit = controller.audit(plan)
+audit = training.audit()
 print(f"epsilon planned {plan.epsilon:.3f}, achieved {audit.epsilon:.3f} at delta {plan.delta:g}")

@@ -202,6 +202,10 @@ CALLS = {
     "ParticipationController.audit": call(controller().audit, plan=PLAN),
     "ParticipationController.cohort": call(controller().cohort, {"t": "0"}, t=0),
     "ParticipationController.eligible": call(controller().eligible, {"t": "0"}, t=0),
+    "ParticipationController.record_cohort": call(
+        lambda t, clients: controller().record_cohort(t, clients),
+        {"t": "0", "clients": "[]"}, t=0, clients=[1, 2],
+    ),
     "ParticipationController.resume_from": call(
         lambda ledger: controller().resume_from(ledger), ledger=LEDGER
     ),

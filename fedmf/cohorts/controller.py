@@ -19,7 +19,7 @@ from fedmf.cohorts.draws import Pool, PoolRanDryWarning
 from fedmf.cohorts.seeded_draws import fixed_order, scheme_draws
 from fedmf.mechanisms.budget import Budget
 from fedmf.participation.history import TimerHistory
-from fedmf.participation.ledger import ParticipationLedger
+from fedmf.participation.ledger import ParticipationLedger, check_clients
 from fedmf.participation.schema import Participation
 from fedmf.privacy.plan import Plan
 from fedmf.privacy.sampling import Sampling
@@ -336,6 +336,40 @@ class ParticipationController:
         if self.behavior.dropout:
             cohort = cohort[~self.behavior.dropped(t, cohort)]
         self._record(np.sort(cohort), np.sort(selected))
+        return self.ledger.cohort(t)
+
+    def record_cohort(self, t: int, clients: Sequence[int] | np.ndarray) -> np.ndarray:
+        """Records the clients of the next round, which the caller has chosen in place of `cohort`.
+
+        Args:
+          t: the next round.
+          clients: distinct client indices.
+
+        Returns:
+          The clients in increasing order, int64.
+
+        Raises:
+          TypeError: clients are not ints.
+          ValueError: a client may not take part in round t, they are more than cohort_size, t is
+            another round than the next, or a sampling scheme has to sample the clients.
+        """
+        t = checks.integer("t", t, low=0, hint=_ROUND_HINT)
+        cohort = np.sort(check_clients("clients", clients))
+        if self.sampling is not None:
+            raise ValueError(
+                f"`clients` are given, and the plan is amplified by {self.sampling}, which has to "
+                "sample them: leave `clients` out"
+            )
+        if t != len(self.ledger):
+            raise ValueError(f"t={t} is not the next round, which is {len(self.ledger)}")
+        self._update_history()
+        selection_fault = self._selection_fault(t, cohort)
+        if selection_fault:
+            raise ValueError(
+                f"clients: round {t} {selection_fault}; choose among the clients that "
+                f"controller.eligible({t}) allows, or leave `clients` out"
+            )
+        self._record(cohort, cohort)
         return self.ledger.cohort(t)
 
     def _select(self, t: int) -> tuple[np.ndarray, np.ndarray]:

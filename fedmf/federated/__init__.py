@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from fedmf.federated.tff.names import (
         CohortDataSource,
         MatrixFactorizationQuery,
+        PlannedProcess,
         ScheduledSGDM,
         check_process,
         dp_aggregator,
@@ -55,6 +56,7 @@ __all__ = [
     "HostNoise",
     "InterruptedRun",
     "MatrixFactorizationQuery",
+    "PlannedProcess",
     "RunOptions",
     "Scaling",
     "ScheduledSGDM",

@@ -61,6 +61,15 @@ _SERVER = (
     "update that is passed to `add`, and divides by a fixed number. The updates of a sum that is "
     "passed to `add_sum` have to be clipped before: only the norm of the sum is checked."
 )
+_TFF_GENERATOR = (
+    "Gaussians are drawn in float32, by Philox4x32-10 in TensorFlow's graph or by AES-256 in "
+    "counter mode in a `HostNoise`."
+)
+_TFF_TESTED = (
+    "`fedmf audit mechanism --query` tests whether the noise that `dp_aggregator` adds is the "
+    "noise that is accounted here, and `federated.check_process` lists what else a process "
+    "aggregates."
+)
 _IN_MEMORY = "Without a folder the server keeps its record of participation in memory alone."
 _LEDGER = "`fedmf audit log` can read it once `to_csv` of the ledger has written it to a file."
 _NOT_SEEN = (
@@ -118,6 +127,18 @@ SYSTEMS = {
         verification=f"{_TESTED}.",
         record=_IN_MEMORY,
     ),
+    "planned_process": System(
+        title="A process of TensorFlow Federated in a `federated.PlannedProcess`.",
+        client="A client is one of the numbers with which the process is called.",
+        enforced="`federated.PlannedProcess` enforces this: in each round it refuses the clients "
+        "that the plan does not allow, and commits the round before it returns it. "
+        "`dp_aggregator` clips every update before it is summed, and divides by a fixed number.",
+        noise_enforced=_SEED,
+        generator=_TFF_GENERATOR,
+        verification=_TFF_TESTED,
+        record="The record of participation is participation.jsonl in the process's folder, which "
+        "`fedmf audit log` reads.",
+    ),
     "pipeline": System(
         title="A pipeline of TensorFlow Federated with `dp_aggregator`.",
         client="The pipeline defines a client.",
@@ -126,11 +147,8 @@ SYSTEMS = {
         "that only one run begins from an initial state.",
         noise_enforced="`dp_aggregator` adds the noise. The pipeline has to keep the state secret, "
         "and to enforce the bounds and the noise of private metrics, if the plan has some.",
-        generator="Gaussians are drawn in float32, by Philox4x32-10 in TensorFlow's graph or by "
-        "AES-256 in counter mode in a `HostNoise`.",
-        verification="`fedmf audit mechanism --query` tests whether the noise that "
-        "`dp_aggregator` adds is the noise that is accounted here, and "
-        "`federated.check_process` lists what else a process aggregates.",
+        generator=_TFF_GENERATOR,
+        verification=_TFF_TESTED,
         record=f"The record of participation is the ledger, in memory. {_LEDGER}",
     ),
     "controller": System(

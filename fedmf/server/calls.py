@@ -10,7 +10,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Concatenate, NoReturn, ParamSpec, TypeVar
 
 from fedmf.numpy_errors import numpy_defaults
 from fedmf.server.folder import ServerFolder
@@ -26,6 +26,11 @@ class ExclusiveCalls:
     """
 
     _folder: ServerFolder | None = None
+    _noun = "server"
+    _way_to_reopen = (
+        "open its folder with fedmf.Server.open, in one process at a time; without a folder "
+        "begin a new one, with another seed"
+    )
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -56,10 +61,15 @@ class ExclusiveCalls:
         """
         if not self._is_open or self._is_torn:
             raise ValueError(
-                "this server is closed, was interrupted, or is of another process: open its "
-                "folder with fedmf.Server.open, in one process at a time; without a folder "
-                "begin a new one, with another seed"
+                f"this {self._noun} is closed, was interrupted, or is of another process: "
+                f"{self._way_to_reopen}"
             )
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            f"a {type(self).__name__} cannot be copied or pickled: two of it would release the "
+            "same noise under two sums; hand on what it releases"
+        )
 
 
 Parameters = ParamSpec("Parameters")
@@ -81,8 +91,8 @@ def exclusive(
         with self._lock:
             if self._is_busy:
                 raise ValueError(
-                    "this server is at work: do not call it from within a call, as a signal "
-                    "handler does"
+                    f"this {self._noun} is at work: do not call it from within a call, as a "
+                    "signal handler does"
                 )
             try:
                 self._is_busy = True

@@ -122,7 +122,7 @@ class Released(NamedTuple):
     selected_by_round: list[list[int] | None]
 
 
-def _log_lines(journal_row: Mapping[str, Any]) -> str:
+def log_lines(journal_row: Mapping[str, Any]) -> str:
     """Converts the journal's row of a round to the lines of participation.jsonl."""
     t = journal_row["round"]
     clients = journal_row["clients"]
@@ -139,7 +139,7 @@ SERVER = FolderKind(
     first_files=(_MECHANISM,),
     allows_other_files=False,
     requires_lock=True,
-    readable_files=(ReadableFile(name=_LOG, lines_of=_log_lines),),
+    readable_files=(ReadableFile(name=_LOG, lines_of=log_lines),),
 )
 
 

@@ -140,7 +140,7 @@ class HostNoise:
             size and the key.
         """
         check_plan(plan)
-        noise_state = _the_noise(state)
+        noise_state = noise_state_of(state)
         size = int(np.shape(noise_state.rows)[1]) - noise_size(plan, 0)
         return cls(plan, size, key=np.asarray(noise_state.key))
 
@@ -189,7 +189,7 @@ class HostNoise:
           ValueError: no such state, more than one, another key or mechanism,
             or past the last round.
         """
-        noise = _the_noise(state)
+        noise = noise_state_of(state)
         if np.shape(noise.rows) != (1, self.size):
             raise ValueError(
                 f"state holds noise rows of shape {np.shape(noise.rows)}: make the aggregator with "
@@ -231,7 +231,7 @@ def _checked_key(key: Any) -> np.ndarray:
     return key
 
 
-def _the_noise(state: Any) -> NoiseState:
+def noise_state_of(state: Any) -> NoiseState:
     """Returns the NoiseState in a structure, which must have exactly one.
 
     Raises:

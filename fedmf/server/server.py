@@ -8,7 +8,7 @@ import dataclasses
 import math
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -495,12 +495,6 @@ class Server(ExclusiveCalls):
 
     def __exit__(self, *error: object) -> None:
         self.close()
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError(
-            "a fedmf.Server cannot be copied or pickled: two of it would release the same noise "
-            "under two sums; hand on what it releases"
-        )
 
     def _check_round(self, *, is_release: bool = False) -> None:
         """Raises ValueError after the last round. If the release of a round could not be written,

@@ -18,7 +18,7 @@ EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
 # Program -> words that it prints, and files that it writes.
 SHOWN = {
     "dp_fedavg_against_bandmf": ("BandMF", "dp_fedavg_against_bandmf.png"),
-    "tff_pipeline": ("achieved", None),
+    "tff_pipeline": ("achieved", "tff_pipeline/participation.jsonl"),
     "own_keras_model": ("test accuracy", None),
     "tff_client_data": ("test accuracy", None),
     "cifar10_example_level": ("for one image", None),

@@ -67,10 +67,12 @@ def test_a_page_with_a_task_runs(run_page, page, name, min_accuracy):
 def test_the_page_tff_runs(run_page, capfd):
     names = run_page("tff")
     assert names["mean"].shape == [3]
-    assert len(names["controller"].ledger) == 4
+    assert len(names["training"].ledger) == 4
     assert len(names["source"].controller.ledger) == 4
     assert names["audit"].epsilon <= names["plan"].epsilon
-    assert "pipeline" in names["statement"]
+    assert "`federated.PlannedProcess` enforces this" in " ".join(names["statement"].split())
+    assert "pipeline" in names["program_statement"]
+    assert names["sums"].round == 12
     assert "('clip_fraction', " in capfd.readouterr().out
     assert len(names["run"].metrics) == 4
 

@@ -31,6 +31,7 @@ NEEDED = {
     "run_tff": [CONTROLLER, AES, "`dp_aggregator` clips every update", "`--query`", "result.json"],
     "server": ["refuses the clients", "`add_sum`", AES, "`fedmf audit log`"],
     "flower": ["refuses the clients", "partition id", "Neither identifies a person", AES],
+    "planned_process": ["refuses the clients", PHILOX, AES, "`fedmf audit log`"],
     "pipeline": ["`dp_aggregator` enforces a part", PHILOX, AES, "`HostNoise`", "check_process"],
     "controller": [
         "samples the cohorts, and breaks the plan only",
@@ -46,19 +47,20 @@ COMMANDS = {
     "server": ["fedmf audit log x"],
     "flower": ["fedmf audit log x"],
 }
+IN_TFF = "planned_process", "pipeline"
 # Words about code of fedmf, with the kinds of system that run it.
 OURS = {
     CONTROLLER: {"run", "run_tff"},
     "controller": {"run", "run_tff", "controller"},
-    "AES-256": {"run", "run_tff", "server", "flower", "pipeline"},
-    "Philox": {"pipeline"},
-    "dp_aggregator": {"run_tff", "pipeline"},
+    "AES-256": {"run", "run_tff", "server", "flower", *IN_TFF},
+    "Philox": {*IN_TFF},
+    "dp_aggregator": {"run_tff", *IN_TFF},
     "fedmf.Server": {"server", "flower"},
-    "fedmf audit mechanism": {"plan", "run", "run_tff", "server", "flower", "pipeline"},
+    "fedmf audit mechanism": {"plan", "run", "run_tff", "server", "flower", *IN_TFF},
     "that this code makes": {"run", "run_tff", "server", "flower"},
-    "clips every": {"run_tff", "server", "flower", "pipeline"},
+    "clips every": {"run_tff", "server", "flower", *IN_TFF},
     "is clipped before": {"run"},
-    "Gaussians are drawn": {"run", "run_tff", "server", "flower", "pipeline"},
+    "Gaussians are drawn": {"run", "run_tff", "server", "flower", *IN_TFF},
     "result.json": {"run", "run_tff"},
     "training loop": {"run"},
     "partition id": {"flower"},

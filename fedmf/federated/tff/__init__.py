@@ -1,7 +1,7 @@
 """Integration with TensorFlow Federated (TFF) and TensorFlow Privacy.
 
-The package has a DPQuery, an aggregation factory, a check of TFF processes, and the rounds of
-execution="tff".
+The package has a DPQuery, an aggregation factory, a process that enforces its plan, a check of TFF
+processes, and the rounds of execution="tff".
 
 This module is the only one that imports TensorFlow Federated 0.87 and TensorFlow Privacy; the
 modules of this package take both from here.

@@ -29,6 +29,7 @@ class MatrixFactorizationAggregator(tff.aggregators.UnweightedAggregationFactory
     """Aggregation factory that `dp_aggregator` returns.
 
     Args:
+      plan, clients_per_round, noise_strategy: as of `dp_aggregator`.
       make_query: (record_specs, noise_seed=...) -> the query of a process.
       noise_seed: noise seed of the first process.
       secure_sum: factory of the sum of clipped updates; None for TFF's default sum.
@@ -36,14 +37,25 @@ class MatrixFactorizationAggregator(tff.aggregators.UnweightedAggregationFactory
 
     def __init__(
         self,
+        plan: Plan,
+        clients_per_round: int,
+        noise_strategy: str | None,
         make_query: Callable[..., MatrixFactorizationQuery],
         noise_seed: int | str,
         secure_sum: "SecureSampleSum | None",
     ) -> None:
+        self.plan = plan
+        self.clients_per_round = clients_per_round
+        self.noise_strategy = noise_strategy or "recurrent"
         self._make_query = make_query
         self._secure_sum = secure_sum
         self._seeds = RunSeeds(noise_seed)
         self._scaling: Scaling | None = None
+
+    @property
+    def seed_digest(self) -> str | None:
+        """A digest of the noise seed; None if the operating system draws the seeds."""
+        return self._seeds.digest()
 
     def with_scaling(self, scaling: Scaling | None) -> "MatrixFactorizationAggregator":
         """Returns a copy of this factory that scales updates before it clips them.
@@ -201,7 +213,9 @@ def dp_aggregator(
     )
     is_secure_sum = checks.boolean("secure_sum", secure_sum)
     sum_factory = SecureSampleSum(plan.clip_norm) if is_secure_sum else None
-    return MatrixFactorizationAggregator(make_query, noise_seed, sum_factory)
+    return MatrixFactorizationAggregator(
+        plan, clients_per_round, noise_strategy, make_query, noise_seed, sum_factory
+    )
 
 
 # tff.aggregators.SecureSumFactory rounds floats in [lower, upper] to whole multiples of

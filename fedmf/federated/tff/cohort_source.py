@@ -153,7 +153,7 @@ class CohortIterator(tff.program.FederatedDataSourceIterator):
             for t in range(self._num_selected)
         ]
         iterator_state = {
-            "controller": _arguments(self.source.controller),
+            "controller": controller_arguments(self.source.controller),
             "rounds": recorded_rounds,
         }
         return json.dumps(iterator_state).encode()
@@ -170,7 +170,7 @@ class CohortIterator(tff.program.FederatedDataSourceIterator):
         """
         controller = cls.source.controller
         iterator_state = json.loads(buffer)
-        current_arguments = _arguments(controller)
+        current_arguments = controller_arguments(controller)
         changed_names = sorted(
             name
             for name in current_arguments
@@ -196,7 +196,7 @@ class CohortIterator(tff.program.FederatedDataSourceIterator):
         return cls(len(saved_ledger))
 
 
-def _arguments(controller: ParticipationController) -> dict[str, str]:
+def controller_arguments(controller: ParticipationController) -> dict[str, str]:
     """Returns a text for each argument of a controller that determines its cohorts.
 
     The text of the seed is a digest, because the seed is secret if clients are sampled.

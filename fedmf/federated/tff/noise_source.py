@@ -18,6 +18,7 @@ this text. Row i of the noise is drawn in five steps.
    2 p + 1 is the radius times its sine.
 """
 
+import hashlib
 import itertools
 import math
 import os
@@ -117,6 +118,14 @@ class RunSeeds:
             "begin runs with the same noise; make it "
             'where it is used, or use noise_seed="os"'
         )
+
+    def digest(self) -> str | None:
+        """Returns a SHA-256 digest of the noise seed; None if the operating system draws the
+        seeds.
+        """
+        if self._noise_seed is None:
+            return None
+        return hashlib.sha256(f"fedmf noise seed {self._noise_seed}".encode()).hexdigest()
 
     def next(self) -> int | str:
         """Returns the seed of the next run; "os" if the operating system draws the seeds.

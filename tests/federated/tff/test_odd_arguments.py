@@ -1,12 +1,14 @@
 """Odd arguments of the calls that need TensorFlow Federated (see tests/test_odd_arguments.py)."""
 
+from unittest import mock
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from fedmf import federated
-from fedmf.federated.tff import names, tff
-from tests.test_odd_arguments import PLAN, REAL, SEED, call, controller
+from fedmf.federated.tff import names, planned_process, tff
+from tests.test_odd_arguments import PLAN, REAL, SEED, call, controller, stop
 
 VALUE_TYPE = tff.TensorType(np.float32, [3])
 SPECS = tf.TensorSpec([2])
@@ -22,6 +24,11 @@ def source():
 
 def aggregator():
     return federated.dp_aggregator(PLAN, clients_per_round=2, noise_seed=1)
+
+
+def planned_process_of(**arguments):
+    with mock.patch.object(planned_process, "JournalFolder", stop):
+        return federated.PlannedProcess(**arguments)
 
 
 QUERY = federated.MatrixFactorizationQuery(PLAN, SPECS, noise_seed=1)
@@ -53,6 +60,10 @@ CALLS = {
     ),
     "MatrixFactorizationQuery.with_scaling": call(
         QUERY.with_scaling, {"scaling": "None"}, scaling=federated.Scaling(rule="adam")
+    ),
+    "PlannedProcess": call(
+        planned_process_of, {"folder": "text"}, process=aggregator().create(VALUE_TYPE),
+        aggregator=aggregator(), controller=controller(), client_data=dataset, folder="folder",
     ),
     "ScheduledSGDM": call(
         federated.ScheduledSGDM, {"momentum": "0 0.5"}, learning_rates=[1.0], momentum=0.9
