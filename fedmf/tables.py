@@ -9,7 +9,7 @@ import dataclasses
 import os
 import pathlib
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from fedmf.identifiers import UNMARKED, skeleton
@@ -122,7 +122,7 @@ class Rows:
 def scan_file(
     db: "duckdb.DuckDBPyConnection",
     path: pathlib.Path,
-    columns: Mapping[str, str],
+    columns: Sequence[tuple[str, str]],
     scratch: str | os.PathLike[str],
     *,
     ids: Collection[str],
@@ -134,7 +134,7 @@ def scan_file(
       db: a connection that `database` opened.
       path: a file in UTF-8: CSV with commas and a header line, JSON lines or Parquet. Its first
         bytes decide which.
-      columns: name of the caller's argument -> name of the column.
+      columns: the caller's argument and the name of the column, for each column.
       scratch: folder for a copy of a CSV with different line ends.
       ids: arguments whose columns identify rows, so that JSON must write equal values in one way.
 
@@ -160,12 +160,12 @@ def scan_file(
         # log has by default.
         f"max_line_size = {_LINE_BYTES}, buffer_size = {2 * _LINE_BYTES}, "
         "hive_partitioning = false)",
-        columns=[f"column{names.index(name)}" for name in columns.values()],
+        columns=[f"column{names.index(name)}" for _, name in columns],
     )
 
 
 def _scan_parquet(
-    db: "duckdb.DuckDBPyConnection", path: pathlib.Path, columns: Mapping[str, str]
+    db: "duckdb.DuckDBPyConnection", path: pathlib.Path, columns: Sequence[tuple[str, str]]
 ) -> Rows:
     """Returns the SQL expressions that read some columns of a Parquet file, as in `scan_file`."""
     table_sql = f"read_parquet({_quoted(path)}, hive_partitioning = false)"
@@ -175,7 +175,7 @@ def _scan_parquet(
     }
     _check_columns(path, [*type_by_name], columns)
     column_sql = []
-    for name in columns.values():
+    for _, name in columns:
         column_type = type_by_name[name]
         escaped_name = name.replace('"', '""')
         quoted_name = f'"{escaped_name}"'
@@ -197,7 +197,7 @@ def _scan_parquet(
 def _scan_json_lines(
     db: "duckdb.DuckDBPyConnection",
     path: pathlib.Path,
-    columns: Mapping[str, str],
+    columns: Sequence[tuple[str, str]],
     ids: Collection[str],
 ) -> Rows:
     """Returns the SQL expressions that read some keys of a file of JSON lines, as in
@@ -210,7 +210,7 @@ def _scan_json_lines(
     _check_columns(path, sorted(key for (key,) in key_rows), columns)
     column_sql = []
     fault_cases = []
-    for argument, name in columns.items():
+    for argument, name in columns:
         escaped_key = re.sub("['~/]", lambda match: _POINTER_ESCAPES[match[0]], name)
         json_pointer = f"'/{escaped_key}'"
         escaped_name = name.replace("'", "''")
@@ -324,15 +324,17 @@ def _csv_header(path: pathlib.Path, head: bytes) -> list[str]:
     return next(csv.reader([header]), [])
 
 
-def _check_columns(path: pathlib.Path, names: list[str], columns: Mapping[str, str]) -> None:
+def _check_columns(
+    path: pathlib.Path, names: list[str], columns: Sequence[tuple[str, str]]
+) -> None:
     """Raises ValueError if one of the wanted columns is missing in a file or occurs twice.
 
     Args:
       path: the file, for errors.
       names: names of the file's columns.
-      columns: name of the caller's argument -> name of the wanted column.
+      columns: the caller's argument and the name of the wanted column, for each column.
     """
-    for argument, column in columns.items():
+    for argument, column in columns:
         if names.count(column) != 1:
             problem = "several columns" if column in names else "no column"
             raise ValueError(

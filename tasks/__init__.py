@@ -25,6 +25,7 @@ import msgspec
 from fedmf.checks import did_you_mean
 from fedmf.participation.schema import SCHEMAS
 from fedmf.participation.separation import check_separation
+from fedmf.tasks.data_file import is_labelled
 
 if TYPE_CHECKING:
     from fedmf.runs.config import TrainConfig
@@ -36,6 +37,7 @@ TASKS = {
     "emnist": "fedmf.tasks.emnist:emnist",
     "cifar10": "fedmf.tasks.cifar10:cifar10",
     "regression": "fedmf.tasks.regression:regression",
+    "classification": "fedmf.tasks.classification:classification",
 }
 DEFAULT = "stackoverflow_nwp"
 ENTRY_POINTS = "fedmf.tasks"
@@ -116,11 +118,22 @@ def completed(config: "TrainConfig") -> "TrainConfig":
     Raises:
       ValueError: no such task or option, or a value that the option does not take.
     """
-    task_name = config.task or DEFAULT
+    task_name = _name_of_task(config)
     task_options = _task_options(task_name, config)
     option_values = {} if task_options is None else dataclasses.asdict(task_options)
     option_values.pop("data", None)
     return dataclasses.replace(config, task=task_name, task_options=option_values)
+
+
+def _name_of_task(config: "TrainConfig") -> str:
+    """Returns the name of a configuration's task. If it names none, the task is that of its data
+    file.
+    """
+    if config.task is not None:
+        return config.task
+    if config.data is not None and is_labelled(config.data):
+        return "classification"
+    return DEFAULT
 
 
 def check_separation_is_given(values: Mapping[str, Any]) -> None:
@@ -287,7 +300,7 @@ def task_from_config(config: "TrainConfig", *, progress: bool = True) -> "Task":
     from fedmf.training.examples import errors_of
     from fedmf.training.task import Task
 
-    task_name = config.task or DEFAULT
+    task_name = _name_of_task(config)
     task_builder = task_function(task_name)
     task_options = _task_options(task_name, config)
     builder_arguments = [] if task_options is None else [task_options]

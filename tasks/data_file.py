@@ -7,14 +7,31 @@ import shutil
 import sqlite3
 from collections.abc import Iterable, Iterator
 
-from fedmf.files import append_privately, make_folder
+from fedmf.files import append_privately, expanded, make_folder
 
 SPLITS = ("train", "heldout", "test")
 # An application id in the SQLite header marks where a file comes from, so that reports can tell
 # synthetic and imported data from real data. TFF's loader ignores the id.
 SYNTHETIC = 0x464D4653
 IMPORTED = 0x464D4649
-ORIGINS = {SYNTHETIC: "synthetic corpus", IMPORTED: "imported text"}
+LABELLED = 0x464D464C
+ORIGINS = {
+    SYNTHETIC: "synthetic corpus",
+    IMPORTED: "imported text",
+    LABELLED: "imported rows with labels",
+}
+
+
+def is_labelled(path: str | os.PathLike[str]) -> bool:
+    """Returns whether a file is a data file of labelled rows, from its SQLite header."""
+    try:
+        with open(expanded(path), "rb") as file:
+            header_bytes = file.read(72)
+    except OSError:
+        return False
+    return header_bytes.startswith(b"SQLite format 3\0") and (
+        int.from_bytes(header_bytes[68:72], "big") == LABELLED
+    )
 
 
 def check_new(path: pathlib.Path, *, overwrite: bool) -> None:
@@ -45,7 +62,7 @@ def create(
 
     Args:
       path: the file to write; its folder must exist.
-      application_id: `SYNTHETIC` or `IMPORTED`.
+      application_id: `SYNTHETIC`, `IMPORTED` or `LABELLED`.
       overwrite: replace an existing file.
 
     Raises:

@@ -8,7 +8,8 @@ import os
 from typing import Any
 
 from fedmf.files import expanded
-from fedmf.tasks import cifar10, emnist, stackoverflow
+from fedmf.tasks import cifar10, classification, emnist, stackoverflow
+from fedmf.tasks.data_file import is_labelled
 
 _GZIP = b"\x1f\x8b"
 _SQLITE = b"SQLite format 3\0"
@@ -38,11 +39,13 @@ def describe_file(path: str | os.PathLike[str] | None = None) -> dict[str, Any]:
         if first_bytes and not first_bytes.startswith((_GZIP, _SQLITE)):
             raise ValueError(
                 f"{path} is no data file of a task that ships: those are SQLite "
-                "(stackoverflow_nwp, emnist) or .tar.gz (cifar10); text of "
-                "your own becomes one by `fedmf data import`"
+                "(stackoverflow_nwp, emnist, classification) or .tar.gz (cifar10); rows of "
+                "your own become one by `fedmf data import`"
             )
     if path is not None and first_bytes.startswith(_GZIP):
         return {"task": "cifar10", **cifar10.describe(path)}
+    if path is not None and is_labelled(path):
+        return {"task": "classification", **classification.describe(path)}
     if path is not None and first_bytes == _SQLITE and emnist.is_emnist(path):
         return {"task": "emnist", **emnist.describe(path)}
     return {"task": "stackoverflow_nwp", **stackoverflow.describe_file(path)}

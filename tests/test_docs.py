@@ -114,7 +114,7 @@ def test_code_fits_the_column_of_the_site(path):
 
 
 HOW_TO = (
-    "own_data text examples_as_clients tff flower pytorch server resume sweep cluster "
+    "own_data own_table text examples_as_clients tff flower pytorch server resume sweep cluster "
     "choose_mechanism choose_sampling adaptive private_metrics audit_log test_aggregator canaries "
     "full_scale"
 ).split()

@@ -203,9 +203,12 @@ class LogFile:
     def _open_source(self, db: "duckdb.DuckDBPyConnection", scratch: str) -> _LogColumns:
         """Creates the view `source` of the file, and returns SQL that checks its columns."""
         form = self.form
-        source_columns = {"client_column": form.client_column, "round_column": form.round_column}
+        source_columns = [
+            ("client_column", form.client_column),
+            ("round_column", form.round_column),
+        ]
         source_relation = tables.scan_file(
-            db, self.path, source_columns, scratch, ids=tuple(source_columns)
+            db, self.path, source_columns, scratch, ids=("client_column", "round_column")
         )
         self._check_end()
         client_column, round_column = source_relation.columns

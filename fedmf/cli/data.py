@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from fedmf.cli.errors import BadArgument, Group, arguments_checked
+from fedmf.cli.help import say
 from fedmf.cli.options import (
     TaskCommand,
     chosen_options,
@@ -130,23 +131,38 @@ def import_(
     quiet: bool,
     as_json: bool,
 ) -> None:
-    """Make a data file of your own text.
+    """Make a data file of your own rows.
 
-    FILE is CSV, JSON lines or Parquet with a user and a text in each row.
+    FILE is CSV, JSON lines or Parquet with a user and a text in each row, or with a user, a label
+    and numbers or a text.
 
     \b
     Example:
       fedmf data import posts.csv --user-column author --text-column body --out corpus.sqlite
       fedmf train --data corpus.sqlite ...
+      fedmf data import rows.csv --user-column author --label-column section \\
+        --number-columns "age,words" --out rows.sqlite
+      fedmf train --data rows.sqlite -o model=logistic ...
     """
-    from fedmf.tasks.stackoverflow import ImportOptions, import_text
+    from fedmf.tasks.classification import import_rows
+    from fedmf.tasks.row_table import ImportOptions
+    from fedmf.tasks.stackoverflow import import_text
 
     with arguments_checked():
         import_options = ImportOptions(**options)
-        import_summary = import_text(
+        import_table: Callable[..., Any] = import_text
+        if import_options.label_column is not None:
+            import_table = import_rows
+        import_summary = import_table(
             file, out, import_options, overwrite=overwrite, progress=not quiet
         )
-    show(dataclasses.asdict(import_summary), as_json)
+    values = dataclasses.asdict(import_summary)
+    notes = []
+    if not as_json:
+        notes = values.pop("notes", [])
+    show(values, as_json)
+    for note in notes:
+        say("note", note)
 
 
 @data.command()

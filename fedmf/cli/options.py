@@ -104,7 +104,7 @@ def options_of(
     from fedmf.privacy.config import PlanConfig
     from fedmf.runs.config import TrainConfig
     from fedmf.tasks.partitioned import PartitionOptions
-    from fedmf.tasks.stackoverflow import ImportOptions
+    from fedmf.tasks.row_table import ImportOptions
 
     configs: tuple[Any, ...] = (PlanConfig, TrainConfig, AggregatorClaim, ImportOptions)
     [kind] = (kind for kind in configs if kind.__name__ == config)

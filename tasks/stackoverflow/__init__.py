@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING
 from fedmf.tasks.stackoverflow.data import describe_file
 from fedmf.tasks.stackoverflow.options import StackOverflowOptions
 from fedmf.tasks.stackoverflow.synthetic import write_synthetic_corpus
-from fedmf.tasks.stackoverflow.text_import import ImportOptions, import_text
+from fedmf.tasks.stackoverflow.text_import import import_text
 
 if TYPE_CHECKING:
     from fedmf.federated.task import Task
 
 __all__ = [
-    "ImportOptions",
     "StackOverflowOptions",
     "describe_file",
     "import_text",

@@ -71,6 +71,7 @@ def input_folder(tmp_path_factory):
     np.save(folder / "theirs.npy", np.eye(16))
     (folder / "log.csv").write_text("client,round\na,0\nb,1\na,8\n")
     (folder / "posts.csv").write_text("author,body\nann,One sentence.\n")
+    (folder / "rows.csv").write_text("author,section,age,words\nann,a,1,2\n")
     (folder / "docs").mkdir()
     shutil.copy(folder / "log.csv", folder / "log.parquet")
     for name in ("first", "second", "python", "audited"):
@@ -79,7 +80,7 @@ def input_folder(tmp_path_factory):
     program(
         "data synth --clients 4 --sentences-per-client 4 --quiet --out", folder / "corpus.sqlite"
     )
-    for name in ("mine", "other", "stackoverflow", "emnist"):
+    for name in ("mine", "other", "stackoverflow", "emnist", "rows"):
         shutil.copy(folder / "corpus.sqlite", folder / f"{name}.sqlite")
     return folder
 
@@ -95,11 +96,12 @@ def stopped_at_work(input_folder, monkeypatch):
     from fedmf.runs.folder import Run
     from fedmf.server import audit
     from fedmf.sweeps import run, search
-    from fedmf.tasks import describe, stackoverflow
+    from fedmf.tasks import classification, describe, stackoverflow
 
     monkeypatch.chdir(input_folder)
     for module, name in (
         *((tasks, "task_from_config"), (Run, "load"), (stackoverflow, "import_text")),
+        (classification, "import_rows"),
         *(
             (demo, "run_demo"),
             (results, "run"),

@@ -10,9 +10,9 @@ import duckdb
 import pytest
 
 from fedmf.tasks import example_proto
+from fedmf.tasks.row_table import ImportOptions
 from fedmf.tasks.stackoverflow import data, describe_file, import_text, text_import
 from fedmf.tasks.stackoverflow.sentences import split_sentences
-from fedmf.tasks.stackoverflow.text_import import ImportOptions
 from tests.cli.program import fedmf, printed_by, refused
 from tests.refusals import refusal
 from tests.tasks.data_files import records, sentences
