@@ -1,10 +1,10 @@
-# make demo | picture | test | test-core | test-modern | test-flower | test-all | bench-fit | bench-noise | bench-aggregator | bench-participation | bench-simulation | bench-cluster | compare | lint | docs | lock | clean. Each target does its own set-up; a second run finds it done.
+# make demo | picture | test | test-core | test-modern | test-flower | test-torch | test-all | bench-fit | bench-noise | bench-aggregator | bench-participation | bench-simulation | bench-cluster | compare | lint | docs | lock | clean. Each target does its own set-up; a second run finds it done.
 SHELL := /bin/bash
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 PIP = $(PYTHON) -m pip --disable-pip-version-check --python
 INSTALL = install --quiet --no-deps --require-hashes
 
-.PHONY: demo picture test test-core test-modern test-flower test-all bench-fit bench-noise bench-aggregator bench-participation bench-simulation bench-cluster compare lint docs lock clean setup modern
+.PHONY: demo picture test test-core test-modern test-flower test-torch test-all bench-fit bench-noise bench-aggregator bench-participation bench-simulation bench-cluster compare lint docs lock clean setup modern
 
 demo: setup
 	.venv/bin/fedmf demo
@@ -51,6 +51,10 @@ test-core: $(CORES:%=.venv-core/%/.installed)
 # Flower, beside which TensorFlow 2.14 would not install, in an environment of its own; nothing asks another machine.
 test-flower: .venv-flower/.installed
 	OPENBLAS_NUM_THREADS=1 .venv-flower/bin/python -m pytest -q --doctest-ignore-import-errors tests/flower
+
+# PyTorch without TensorFlow, in an environment of its own.
+test-torch: .venv-torch/.installed
+	OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 .venv-torch/bin/python -m pytest -q -m "not slow" --doctest-ignore-import-errors tests/pytorch fedmf/pytorch
 
 # What needs TensorFlow and no TensorFlow Federated, on Python 3.13.
 MODERN = $(call core_python,13)
@@ -170,6 +174,18 @@ endef
 	  || echo "fedmf: no build of PyTorch without GPUs was found; the rows that need it will say so"
 	@touch $@
 
+# A build of PyTorch without GPUs, for CI; its build for GPUs takes 4 GB.
+.venv-torch/.installed: requirements-torch.lock pyproject.toml
+	$(call check_python)
+	@echo "fedmf: creating .venv-torch (about 1 GB; once)"
+	rm -rf .venv-torch
+	$(PYTHON) -m venv --without-pip .venv-torch
+	$(PIP) .venv-torch/bin/python $(INSTALL) -r requirements-torch.lock
+	echo '$(TORCH) --hash=sha256:$(TORCH_DIGEST)' > .venv-torch/torch.txt
+	$(PIP) .venv-torch/bin/python $(INSTALL) -r .venv-torch/torch.txt
+	$(PIP) .venv-torch/bin/python install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
+
 # What `make compare` measures; pfl asks for a dp-accounting below 0.6 and runs with it. PyTorch's libraries for GPUs (4 GB) stay out, and the
 # index's build for Linux does not start without them. So PyTorch's own build without GPUs is installed where pip finds it (PIP_FIND_LINKS).
 PEERS = correlated-noise-mechanism dp-accounting jax-privacy opake-accounting 'pfl[pytorch]' pld-accounting riskcal $(TORCH)
@@ -189,6 +205,11 @@ lock:
 	  --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate --quiet -o requirements-core.lock
 	.venv-lock/bin/uv pip compile pyproject.toml --extra flower --extra dev \
 	  --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate --quiet -o requirements-flower.lock
+	printf '%s\n' $(GPU) > .venv-lock/exclude.txt
+	printf '%s\n' $(TORCH) > .venv-lock/torch.txt
+	.venv-lock/bin/uv pip compile pyproject.toml --extra torch --extra dev --constraint .venv-lock/torch.txt --excludes .venv-lock/exclude.txt \
+	  --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate --quiet -o requirements-torch.lock
+	sed -i '/^torch==/,/[^\]$$/d' requirements-torch.lock
 	.venv-lock/bin/uv pip compile pyproject.toml --extra train --extra dev --universal \
 	  --python-version 3.12 --generate-hashes --no-emit-index-url --no-header --no-annotate --quiet -o requirements-train.lock
 	printf 'ruff\nmypy\n' | .venv-lock/bin/uv pip compile - \
@@ -203,4 +224,4 @@ lock:
 	sed -i '/^torch==/,/[^\]$$/d' requirements-compare.lock
 
 clean:
-	rm -rf .venv .venv-lint .venv-core .venv-modern .venv-flower .venv-compare .venv-docs .venv-lock build *.egg-info
+	rm -rf .venv .venv-lint .venv-core .venv-modern .venv-flower .venv-torch .venv-compare .venv-docs .venv-lock build *.egg-info
