@@ -44,6 +44,8 @@ if not TFF:
     collect_ignore_glob += ["federated/tff/*"]
 if not _installed("flwr"):
     collect_ignore += ["flower"]
+if not _installed("torch"):
+    collect_ignore += ["pytorch"]
 if not _installed("ray"):
     collect_ignore += ["federated/client_training/test_cluster.py", "sweeps/test_cluster.py"]
 if not _installed("tensorflow"):
@@ -205,7 +207,8 @@ def clients_in_turn() -> Iterator[None]:
     thirds of a small run, and all tracing two thirds of the remaining time;
     tests/federated/client_training shows that both train the same model.
     """
-    from fedmf.federated.client_training import client_setup, vectorised_sizes
+    from fedmf.federated.client_training import client_setup
+    from fedmf.training import vectorised_sizes
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(vectorised_sizes, "SMALL_MODEL", 0)

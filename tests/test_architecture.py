@@ -32,7 +32,7 @@ FLOORS = [
     {"server"},
     {"runs", "flower"},
     {"training"},
-    {"reports", "federated"},
+    {"reports", "federated", "pytorch"},
     {"partition"},
     {"tasks"},
     {"sweeps"},

@@ -11,11 +11,11 @@ from fedmf.tasks import TASKS
 from tests.test_architecture import SOURCES, part_of
 
 LOCK = pathlib.Path(fedmf.__file__).parent / "training.lock"
-BELOW = {"federated", "flower", "cli", "__main__", "tasks", "experiments"}
+BELOW = {"federated", "pytorch", "flower", "cli", "__main__", "tasks", "experiments"}
 # Imported in a fresh interpreter in which every import of TensorFlow and its companions fails.
 _PROGRAM = """
 import importlib, sys
-for name in ("tensorflow", "tensorflow_federated", "tensorflow_privacy", "keras", "jax", "flwr"):
+for name in ("tensorflow", "tensorflow_federated", "tensorflow_privacy", "keras", "jax", "torch", "flwr"):
     sys.modules[name] = None
 for name in sys.argv[1:]:
     importlib.import_module(name)
@@ -39,6 +39,7 @@ def test_everything_above_the_line_imports():
     ("name", "needed", "way_out"),
     [
         ("fedmf.flower", "Flower 1.42", "'fedmf[flower]'"),
+        ("fedmf.pytorch", "PyTorch 2.4", "'fedmf[torch]'"),
         (
             "fedmf.federated",
             "TensorFlow",

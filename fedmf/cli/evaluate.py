@@ -214,14 +214,14 @@ def _client_values(client_metrics: Mapping[str, Any], metric: str) -> dict[str, 
     "--out",
     required=True,
     type=PATH,
-    help="FILE.keras, or a new folder without a suffix for a SavedModel.",
+    help="FILE.keras, or a new folder without a suffix for a SavedModel; FILE.pt for PyTorch.",
 )
 @run_task_options
 @json_option
 def export(
     run: pathlib.Path, out: pathlib.Path, task_settings: dict[str, Any], as_json: bool
 ) -> None:
-    """Write a run's model for Keras, which loads it without fedmf.
+    """Write a run's model for Keras or PyTorch, which load it without fedmf.
 
     \b
     Example:
@@ -231,7 +231,8 @@ def export(
     FILE.keras opens with tf.keras.models.load_model under the same version of Keras 2: that of
     TensorFlow 2.14, or tf-keras beside a later TensorFlow. The SavedModel opens with every
     TensorFlow: tf.saved_model.load; in Keras 2 and tf-keras also load_model; in Keras 3 only
-    keras.layers.TFSMLayer(FOLDER, call_endpoint="serving_default").
+    keras.layers.TFSMLayer(FOLDER, call_endpoint="serving_default"). FILE.pt has the state_dict of
+    a PyTorch model, for load_state_dict.
 
     The words of a next-word run are saved too: FILE.vocabulary.json, or vocabulary.json in the
     folder. Words counted over the training clients are not covered by the guarantee.
@@ -249,9 +250,7 @@ def export(
         statement_name = "final_statement.md"
     output_values = _run_values(trained_run) | {
         "model": str(out),
-        "parameters": model.count_params(),
-        "inputs": _shapes(model.inputs),
-        "outputs": _shapes(model.outputs),
+        **trained_run.task.learner.model_summary(model),
         "statement": str(trained_run.path / statement_name),
     }
     show(output_values, as_json)
@@ -353,10 +352,3 @@ def _run_values(trained_run: "TrainedRun") -> dict[str, Any]:
         "folder": str(trained_run.path),
         "rounds": f"{trained_run.num_rounds()} of {planned_rounds}, the run is not finished",
     }
-
-
-def _shapes(tensors: Any) -> list[str]:
-    """Describes each tensor of a model by its data type and shape, as text."""
-    return [
-        f"{tensor.dtype.name} {tuple(tensor.shape)}".replace("None", "any") for tensor in tensors
-    ]

@@ -55,6 +55,9 @@ if TYPE_CHECKING:
         "--threads", type=COUNT, help="Most threads that compute.  [default: one on each processor]"
     ),
     click.option(
+        "--device", help="Where clients of a PyTorch model train: cpu or cuda.  [default: cpu]"
+    ),
+    click.option(
         "--cluster",
         help="Train clients on a Ray cluster: local, auto, host:port or "
         "ray://host:port (docs/cluster.md).",

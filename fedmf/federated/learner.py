@@ -179,8 +179,21 @@ class KerasLearner(ModelFunctions, Learner):
             else self.export_model(model_with_weights)
         )
 
+    def model_summary(self, model: Any) -> dict[str, Any]:
+        """Returns the number of parameters and the shapes of inputs and outputs of a model."""
+        return {
+            "parameters": model.count_params(),
+            "inputs": _shapes_text(model.inputs),
+            "outputs": _shapes_text(model.outputs),
+        }
+
     def export(self, weights: Sequence[np.ndarray], seed: int, path: pathlib.Path) -> Any:
         """Saves a model with these weights, as FILE.keras or a SavedModel, and returns it."""
+        if path.suffix not in ("", ".keras"):
+            raise ValueError(
+                f"out={str(path)!r} cannot hold the Keras model of task {self.name!r}: name a "
+                "FILE.keras, or a folder without a suffix for a SavedModel"
+            )
         exported_model = self.model(weights, seed)
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
@@ -215,3 +228,10 @@ def _keras_version(path: pathlib.Path) -> str:
         return str(file_metadata["keras_version"])
     except (OSError, KeyError, TypeError, ValueError, zipfile.BadZipFile):
         return ""
+
+
+def _shapes_text(tensors: Any) -> list[str]:
+    """Returns the data type and the shape of each tensor of a model as text."""
+    return [
+        f"{tensor.dtype.name} {tuple(tensor.shape)}".replace("None", "any") for tensor in tensors
+    ]

@@ -51,7 +51,7 @@ _NOTHING_COVERED = "All contributions of clients: without noise there is no guar
 _COVERED_CHOICE = " A choice by the private metrics of the run is covered."
 _COVERED_METRICS = " The private metrics are covered."
 _PACKAGES = (
-    "fedmf numpy scipy dp-accounting tensorflow tensorflow-federated tensorflow-privacy"
+    "fedmf numpy scipy dp-accounting tensorflow tensorflow-federated tensorflow-privacy torch"
 ).split()
 # Names of values that only some statements have. All other values are required.
 _OPTIONAL = (

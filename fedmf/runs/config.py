@@ -154,7 +154,7 @@ class TrainConfig(PlanConfig):
     )
     initial_model: str | None = fields.path(
         None,
-        "Warm start from a FILE.keras, or from the model of a run's folder. The guarantee "
+        "Warm start from a FILE.keras or FILE.pt, or from the model of a run's folder. The guarantee "
         "does not cover its data.",
     )
     stop_at_epsilon: float | None = fields.positive_float(

@@ -129,8 +129,8 @@ def scaling_values(config: TrainConfig) -> dict[str, str]:
 
 
 def pretraining(config: TrainConfig, record: Mapping[str, Any]) -> str:
-    """Returns a statement's sentence on the data that the initial model was trained on before the
-    run.
+    """Returns a statement's sentence on the data that the initial model and the weights that are
+    not trained were trained on before the run.
 
     It claims no more than the run can know.
 
@@ -138,6 +138,19 @@ def pretraining(config: TrainConfig, record: Mapping[str, Any]) -> str:
       config: config of the run.
       record: contents of plan.json.
     """
+    initial_model_phrase = _initial_model_phrase(config, record)
+    frozen_record = record.get("frozen_weights", {})
+    if not frozen_record.get("number"):
+        return initial_model_phrase
+    return (
+        f"{initial_model_phrase}; {frozen_record['number']} further numbers of the model (SHA-256 "
+        f"digest {frozen_record['digest']}) are not trained, and are neither sent nor noised: the "
+        "guarantee does not cover the data that they were trained on"
+    )
+
+
+def _initial_model_phrase(config: TrainConfig, record: Mapping[str, Any]) -> str:
+    """Returns a phrase on the origin of a run's initial weights, as `pretraining` describes."""
     initial_weights_record = record.get("initial_weights", {})
     digest_phrase = (
         f" (SHA-256 digest {initial_weights_record['digest']})"
@@ -154,7 +167,7 @@ def pretraining(config: TrainConfig, record: Mapping[str, Any]) -> str:
             "well, the losses add up"
         )
     model_path = expanded(config.initial_model)
-    if model_path.suffix == ".keras":
+    if model_path.suffix in (".keras", ".pt"):
         return (
             f"the initial model is {model_path.name}{digest_phrase}, which was trained before this "
             "run; for clients whose data it was trained on as well, the losses add up"

@@ -55,7 +55,7 @@ class Optimizer:
       epsilon: epsilon of the adaptive rules, small and not negative.
       proximal: mu of FedProx, which adds mu (w - w before the first step) to g (Li et al. 2020,
         Federated Optimization in Heterogeneous Networks, Eq. 2).
-      xp: numpy, or tensorflow for tensors.
+      xp: numpy, tensorflow, or a namespace with the same functions for tensors of PyTorch.
 
     >>> optimizer = Optimizer(rule="sgd", momentum=0.5)
     >>> weights = [np.array([1.0], np.float32)]
@@ -151,6 +151,6 @@ class Optimizer:
         if self.xp is np:
             return np.asarray(value, array.dtype)
         value = self.xp.cast(value, array.dtype)
-        if not value.shape.rank:
+        if not len(value.shape):
             return value
         return self.xp.reshape(value, [-1, *[1] * (array.shape.rank - 1)])

@@ -47,7 +47,8 @@ def _model_weights(task: Task, path: pathlib.Path) -> list[np.ndarray]:
     """
     if not path.exists():
         raise FileNotFoundError(
-            f"initial_model={str(path)!r} does not exist: name a FILE.keras or the folder of a run"
+            f"initial_model={str(path)!r} does not exist: name a model file (FILE.keras, "
+            "FILE.pt) or the folder of a run"
         )
     if path.is_dir():
         model_weights = TrainedRun.of(Run.load(path), task).starting_weights()

@@ -128,6 +128,18 @@ class TaskData(Protocol):
         """Returns the examples of the split "validation" or "test"."""
 
 
+class FrozenWeights(NamedTuple):
+    """The weights of a model that a run neither trains nor sends.
+
+    Attributes:
+      number: number of weights.
+      digest: digest of their values; empty without weights.
+    """
+
+    number: int
+    digest: str
+
+
 class Learner(abc.ABC):
     """Base class of learners. A learner is a model with its training and evaluation, in any
     framework.
@@ -139,12 +151,14 @@ class Learner(abc.ABC):
       errors: exceptions that training and evaluation raise if examples do not fit the model, beside
         TypeError and ValueError.
       packages: names of the packages whose versions must agree on all machines of a run.
+      devices: names of the devices on which clients can train; empty if there is no choice.
       takes_no_weights: description of the component that does not support weights of examples, for
         errors; empty if the learner supports them.
     """
 
     errors: ClassVar[tuple[type[Exception], ...]] = ()
     packages: ClassVar[tuple[str, ...]] = ()
+    devices: ClassVar[tuple[str, ...]] = ()
     takes_no_weights: str = ""
 
     @abc.abstractmethod
@@ -190,6 +204,12 @@ class Learner(abc.ABC):
         Args:
           seed: seed of the run.
         """
+
+    def frozen_weights(self, seed: int) -> FrozenWeights:
+        """Returns the number and a digest of the weights that are not trained, for the privacy
+        statement: it does not cover the data that they were trained on.
+        """
+        return FrozenWeights(0, "")
 
     def prepare(self, task: TaskData, config: TrainConfig) -> None:  # noqa: B027  (optional)
         """Prepares this process for a run, before it computes anything."""
@@ -266,6 +286,12 @@ class Learner(abc.ABC):
             f"{type(self).__name__} has functions and no model: use `run.weights`, in the order "
             "of initial_weights"
         )
+
+    def model_summary(self, model: Any) -> dict[str, Any]:
+        """Returns facts about a model of the framework by name, such as its number of parameters,
+        which `fedmf export` prints.
+        """
+        return {}
 
     def export(self, weights: Sequence[np.ndarray], seed: int, path: pathlib.Path) -> Any:
         """Writes the model with these weights to a new file or folder, and returns the model.

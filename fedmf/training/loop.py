@@ -65,6 +65,24 @@ def _check_arguments(
     checks.boolean("resume", resume)
 
 
+def _check_device(task: Task, options: RunOptions) -> None:
+    """Raises a ValueError if the learner of a task cannot train on the device of the options."""
+    if options.device is None:
+        return
+    learner_devices = task.learner.devices
+    if not learner_devices:
+        raise ValueError(
+            f"device={options.device!r} is for PyTorch models, and the learner of task "
+            f"{task.name!r} is a {type(task.learner).__name__}: leave it out"
+        )
+    if options.cluster is not None:
+        raise ValueError(
+            f"device={options.device!r} is that of this machine, and workers of a cluster train "
+            "on their processors: leave one of them out"
+        )
+    checks.one_of("device", options.device, learner_devices)
+
+
 def _check_callbacks(value: Any) -> list[Callback]:
     """Returns callbacks as a list, or raises a TypeError if they are not all `Callback` objects."""
     hint = "give a list of callbacks, such as [federated.StopAfter(20)]"
@@ -160,6 +178,7 @@ def train(
             f"private_metrics={config.private_metrics} are computed on the machine of the run, "
             "which has no examples with `data_on_workers`: leave one of them out"
         )
+    _check_device(task, run_options)
     task.learner.prepare(task, config)
     with task.learner.limited_threads(run_options.threads), numpy_defaults():
         task = starting_task(task, config, RunFolder.open(folder) if resume else None)

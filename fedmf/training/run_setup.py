@@ -151,6 +151,7 @@ class RunSetup:
                 "digest": digest(self.task.initial_weights(self.config.seed)),
                 "given": self.task.has_given_weights,
             },
+            "frozen_weights": self.task.learner.frozen_weights(self.config.seed)._asdict(),
             "server_optimizer": self.server_optimizer.record(),
             "versions": installed_versions(),
             "date": today(),

@@ -11,7 +11,7 @@ import sys
 
 import fedmf
 from fedmf import federated
-from fedmf.federated.client_training import vectorised_sizes
+from fedmf.training import vectorised_sizes
 from fedmf.training.execution import groups
 from tests.federated.small_task import small_task
 

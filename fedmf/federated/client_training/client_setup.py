@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 import tensorflow as tf
 
-from fedmf.federated.client_training import vectorised_sizes
+from fedmf.training import vectorised_sizes
 from fedmf.federated.client_training.in_threads import CompiledClient, KerasClient
 from fedmf.federated.client_training.records import Records
 from fedmf.federated.client_training.vectorised import VectorisedClients
@@ -124,7 +124,7 @@ def _vectorised_work(
 
     A model that should be vectorised and cannot be is logged once, with the reason.
     """
-    if not vectorised_sizes.is_small(records) and settings.batch_size > 1:
+    if not vectorised_sizes.is_small(records.size) and settings.batch_size > 1:
         return make_fallback(
             f"the model has {records.size} parameters, and vectorised steps are slower from "
             f"{vectorised_sizes.SMALL_MODEL} on"

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from fedmf.federated.client_training import vectorised_sizes
+from fedmf.training import vectorised_sizes
 from fedmf.federated.client_training.agreement import check_agreement
 from fedmf.federated.client_training.client_work import (
     TensorBroadcast,
@@ -28,7 +28,6 @@ from fedmf.federated.client_training.client_work import (
     client_optimizer,
     gradients,
 )
-from fedmf.federated.client_training.independence import Slots, check_independent, random_batch
 from fedmf.federated.client_training.records import QuerySample, Records, specs_of
 from fedmf.federated.client_training.stateless_model import (
     check_clients_stay_separate,
@@ -49,6 +48,7 @@ from fedmf.training.client_work import (
     with_finite_examples,
 )
 from fedmf.training.examples import ClientData, Epochs, has_one_example
+from fedmf.training.independence import Slots, check_independent, random_batch
 from fedmf.training.learner import ClientSettings
 
 
@@ -96,7 +96,7 @@ class VectorisedClients(ClientWork):
         self._optimizer = client_optimizer(settings)
         self._learning_rate = settings.learning_rate
         self._batch_specs = tensor_specs(settings.spec)
-        self._is_small = vectorised_sizes.is_small(records)
+        self._is_small = vectorised_sizes.is_small(records.size)
         self._num_slots = vectorised_sizes.slots_per_call(settings, records.size)
         self._fallback = functools.cache(make_fallback)
         self._stateless = stateless_model(functions, settings.seed)
@@ -106,7 +106,8 @@ class VectorisedClients(ClientWork):
             self._loss_and_gradients, input_signature=[sent_spec.weights, *self._batch_specs]
         )
         check_clients_stay_separate(loss_and_gradients)
-        x, y = random_batch(np.random.default_rng(0), self._batch_specs, min(2, self._batch_size))
+        examples = random_batch(np.random.default_rng(0), settings.spec, min(2, self._batch_size))
+        x, y = tf.nest.map_structure(tf.constant, examples)
         initial_model = functions.build_model(settings.seed)
         initial_weights = [variable.read_value() for variable in initial_model.trainable_variables]
         check_agreement(initial_model, self._loss, loss_and_gradients, (x, y))
@@ -117,15 +118,15 @@ class VectorisedClients(ClientWork):
         sent_tensors = TensorBroadcast(initial_weights, unit_params)
         checked_slots = Slots(
             number=self._num_slots,
-            weights=initial_weights,
-            batch_specs=self._batch_specs,
+            weights=[np.asarray(weight) for weight in initial_weights],
+            spec=settings.spec,
             share_weights=not self._is_small,
         )
         check_independent(self._traced_gradients(sent_tensors), checked_slots, self._batch_sizes())
         # One call runs here, because an operation that this machine cannot compute fails only when
         # it runs. An example is the gradient of a grouped convolution where TensorFlow does not use
         # oneDNN.
-        accepted_epochs = [tf.nest.map_structure(np.asarray, (x, y))]
+        accepted_epochs = [examples]
         if not self._is_small:
             accepted_epochs = [tf.nest.map_structure(lambda leaf: leaf[:1], accepted_epochs[0])]
         self._train_chunk(sent_tensors, self._records.zero(), [accepted_epochs, accepted_epochs])

@@ -50,6 +50,8 @@ class RunOptions(fields.Checked):
         None for a quarter of the machine's memory.
       threads: limit on the threads of this process and of its TFF worker; None for one on each
         processor. docs/cluster.md lists what it limits.
+      device: name of the device on which clients train, such as "cuda"; None for the learner's
+        default. Another device changes updates by float32 rounding.
       cluster: with execution="fast", the address of a Ray cluster whose workers train the clients:
         "local", "auto", "host:port" or "ray://host:port"; see docs/cluster.md.
       worker_task: a function that returns the run's task on a worker of the cluster, which then
@@ -69,6 +71,7 @@ class RunOptions(fields.Checked):
     noise_strategy: str | None = fields.choice(None, "", lambda: HOST_STRATEGIES)
     noise_memory: int | None = fields.whole_number(None, "")
     threads: int | None = fields.whole_number(None, "", high=_MAX_THREADS)
+    device: str | None = fields.text(None, "")
     cluster: str | None = fields.text(None, "")
     worker_task: Callable[[], Task] | None = fields.validated(_worker_task, None)
     test: bool = fields.flag(True, "")

@@ -56,7 +56,7 @@ class FastExecution(Execution):
         self.slowness_warning = task.learner.slowness_warning(self._settings)
         self._client_work: ClientWork
         if self.options.cluster is None:
-            machine_settings = Machine(threads=self.options.threads)
+            machine_settings = Machine(threads=self.options.threads, device=self.options.device)
             self._client_work = task.learner.client_work(self._settings, machine_settings)
         self._group_size = group_size(config.cohort_size, task.batch_size, self.num_parameters)
         self._means = NoisyMeans(

@@ -6,7 +6,7 @@ import math
 import pytest
 import tensorflow as tf
 
-from fedmf.federated.client_training import vectorised_sizes
+from fedmf.training import vectorised_sizes
 from fedmf.server.messages import ClientParams
 from fedmf.training.client_work import Broadcast
 from fedmf.training.examples import ClientData

@@ -8,7 +8,8 @@ import pytest
 import tensorflow as tf
 
 from fedmf import federated
-from fedmf.federated.client_training import client_setup, vectorised_sizes
+from fedmf.federated.client_training import client_setup
+from fedmf.training import vectorised_sizes
 from fedmf.training.execution.choice import build_execution
 from tests.federated.run_small import config
 from tests.federated.small_task import task_of_arrays

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from fedmf.federated.client_training import vectorised_sizes
+from fedmf.training import vectorised_sizes
 from fedmf.training.client_data import client_data
 from fedmf.training.examples import count
 from tests.federated.small_runs import (

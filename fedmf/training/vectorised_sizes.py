@@ -1,6 +1,5 @@
 """Sizes of models and calls for which clients are vectorised."""
 
-from fedmf.federated.client_training.records import Records
 from fedmf.training.execution.groups import group_size
 from fedmf.training.learner import ClientSettings
 
@@ -32,6 +31,6 @@ def slots_per_call(settings: ClientSettings, num_parameters: int) -> int:
     return -(-num_clients // (num_calls * SLOT_MULTIPLE)) * SLOT_MULTIPLE
 
 
-def is_small(records: Records) -> bool:
+def is_small(num_parameters: int) -> bool:
     """Returns whether a model is small, so that clients with any number of steps are vectorised."""
-    return records.size <= SMALL_MODEL
+    return num_parameters <= SMALL_MODEL

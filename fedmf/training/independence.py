@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import tensorflow as tf
 
-from fedmf.training.examples import Examples
+from fedmf import nest
+from fedmf.training.examples import ArraySpec, Examples
 
 # Each function turns normal random numbers into one kind of random examples. The kinds are numbers
 # of either sign, positive numbers (for models with logarithms or roots), and large numbers.
@@ -29,13 +29,13 @@ class Slots(NamedTuple):
     Attributes:
       number: number of slots.
       weights: weights of the model, around which the weights of slots are drawn.
-      batch_specs: specs of a batch of inputs and labels.
+      spec: `ArraySpec` structure of the examples.
       share_weights: whether all slots have the same weights, as clients of one step.
     """
 
     number: int
-    weights: Sequence[Any]
-    batch_specs: tuple[Any, Any]
+    weights: Sequence[np.ndarray]
+    spec: Any
     share_weights: bool
 
 
@@ -49,7 +49,7 @@ def check_independent(
 
     Args:
       gradients_of_slots: function of stacked weights, inputs and labels, one entry for each slot,
-        that returns losses and gradients of all slots.
+        that returns losses and gradients of all slots, in any structure of arrays or tensors.
       slots: the slots of a call.
       batch_sizes: batch sizes to check.
 
@@ -62,7 +62,7 @@ def check_independent(
         for transform in _TRANSFORMS:
             random_arguments = _random_arguments(random_generator, slots, size, transform)
             stacked_gradients = gradients_of_slots(*random_arguments)
-            if all(np.isfinite(leaf).all() for leaf in tf.nest.flatten(stacked_gradients)):
+            if all(np.isfinite(leaf).all() for leaf in nest.flatten(stacked_gradients)):
                 _check_arguments(
                     gradients_of_slots, slots.number, random_arguments, stacked_gradients
                 )
@@ -82,17 +82,17 @@ def _check_arguments(
     """
     for shift in (1, num_slots // 2 + 1):
         rotate = functools.partial(np.roll, shift=-shift, axis=0)
-        rotated_arguments = tf.nest.map_structure(rotate, arguments)
-        expected_gradients = tf.nest.map_structure(rotate, stacked)
+        rotated_arguments = nest.map_leaves(rotate, arguments)
+        expected_gradients = nest.map_leaves(rotate, stacked)
         _check_equal_bits(gradients_of_slots(*rotated_arguments), expected_gradients)
     # Slot 0 has the first client, and all other slots have copies of the second client.
     client_of_slot = np.minimum(np.arange(num_slots), 1)
-    arguments_with_copies = tf.nest.map_structure(
+    arguments_with_copies = nest.map_leaves(
         functools.partial(np.take, indices=client_of_slot, axis=0), arguments
     )
     _check_equal_bits(
-        [leaf[:1] for leaf in tf.nest.flatten(gradients_of_slots(*arguments_with_copies))],
-        [leaf[:1] for leaf in tf.nest.flatten(stacked)],
+        [leaf[:1] for leaf in nest.flatten(gradients_of_slots(*arguments_with_copies))],
+        [leaf[:1] for leaf in nest.flatten(stacked)],
     )
 
 
@@ -105,12 +105,11 @@ def _random_arguments(
     """Returns random weights and batches for all slots; `transform` changes the floats."""
     random_weights = []
     for weight in slots.weights:
-        weight_values = np.asarray(weight)
-        weight_noise = 0.1 * rng.normal(size=(slots.number, *weight_values.shape))
+        weight_noise = 0.1 * rng.normal(size=(slots.number, *weight.shape))
         if slots.share_weights:
             weight_noise[:] = weight_noise[0]
-        random_weights.append((weight_values + weight_noise).astype(weight_values.dtype))
-    random_batches = [random_batch(rng, slots.batch_specs, size) for _ in range(slots.number)]
+        random_weights.append((weight + weight_noise).astype(weight.dtype))
+    random_batches = [random_batch(rng, slots.spec, size) for _ in range(slots.number)]
 
     def stack(*leaves: Any) -> np.ndarray:
         """Stacks the leaves of the slots' batches."""
@@ -120,33 +119,38 @@ def _random_arguments(
             return stacked_leaves
         return transform(stacked_leaves).astype(stacked_leaves.dtype)
 
-    x, y = tf.nest.map_structure(stack, *random_batches)
+    x, y = nest.map_leaves(stack, *random_batches)
     return random_weights, x, y
 
 
-def random_batch(rng: np.random.Generator, batch_specs: tuple[Any, Any], size: int) -> Examples:
-    """Returns a batch of random examples with the shapes and dtypes of the specs."""
+def random_batch(rng: np.random.Generator, spec: tuple[Any, Any], size: int) -> Examples:
+    """Returns a batch of random examples of a spec.
 
-    def random_leaf(integer: int, spec: tf.TensorSpec) -> tf.Tensor:
+    Raises:
+      TypeError: the spec has texts.
+    """
+
+    def random_leaf(integer: int, array_spec: ArraySpec) -> np.ndarray:
         """Returns an array of random normal numbers, or of copies of `integer` if the spec's dtype
         is not a float.
         """
-        random_values = rng.normal(size=(size, *spec.shape[1:]))
-        if not spec.dtype.is_floating:
+        dtype = np.dtype(array_spec.dtype)
+        random_values = rng.normal(size=(size, *array_spec.shape))
+        if not np.issubdtype(dtype, np.floating):
             random_values = np.full_like(random_values, integer)
-        return tf.cast(random_values, spec.dtype)
+        return random_values.astype(dtype)
 
-    x_specs, y_specs = batch_specs
+    x_spec, y_spec = spec
     # Integer inputs are 1, because a model may mask 0 as padding. Integer labels are 0, because 0
     # is a valid label in every task.
-    random_inputs = tf.nest.map_structure(functools.partial(random_leaf, 1), x_specs)
-    random_labels = tf.nest.map_structure(functools.partial(random_leaf, 0), y_specs)
+    random_inputs = nest.map_leaves(functools.partial(random_leaf, 1), x_spec)
+    random_labels = nest.map_leaves(functools.partial(random_leaf, 0), y_spec)
     return random_inputs, random_labels
 
 
-def _check_equal_bits(stacked: Sequence[Any], expected: Sequence[Any]) -> None:
-    """Raises ValueError unless two lists of arrays are bitwise identical."""
-    gradient_pairs = zip(tf.nest.flatten(stacked), tf.nest.flatten(expected), strict=True)
+def _check_equal_bits(stacked: Any, expected: Any) -> None:
+    """Raises ValueError unless two structures of arrays are bitwise identical."""
+    gradient_pairs = zip(nest.flatten(stacked), nest.flatten(expected), strict=True)
     for actual, leaf in gradient_pairs:
         if np.asarray(actual).tobytes() != np.asarray(leaf).tobytes():
             raise ValueError(

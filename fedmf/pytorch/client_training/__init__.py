@@ -1,0 +1,1 @@
+"""Training of clients with PyTorch, one by one or many in one call."""

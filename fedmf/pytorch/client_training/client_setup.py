@@ -1,0 +1,84 @@
+"""Choice of how clients train, which is many in a call or one in each thread.
+
+The choice is made on each machine that trains clients, which may be a worker of a cluster.
+"""
+
+import functools
+import logging
+
+import torch
+
+from fedmf.pytorch.client_training.in_stacks import ClientsInStacks
+from fedmf.pytorch.client_training.one_client import ModuleClient
+from fedmf.pytorch.client_training.stacked import ClientStack
+from fedmf.pytorch.model_functions import ModelFunctions
+from fedmf.pytorch.module_tensors import trained_parameters
+from fedmf.pytorch.one_thread import OneThreadWork, one_thread
+from fedmf.training.client_work import ClientWork, cores
+from fedmf.training.execution.in_threads import ClientsInThreads
+from fedmf.training.learner import ClientSettings, Machine
+from fedmf.training.vectorised_sizes import MAX_PRODUCTS, SLOT_MULTIPLE, slots_per_call
+
+# Models with at most this many parameters are stacked on a processor. With larger models, the
+# arithmetic takes more time than the calls of operations, and stacked products are no faster.
+SMALL_MODEL = 100_000
+
+
+def client_work(
+    functions: ModelFunctions, settings: ClientSettings, machine: Machine
+) -> ClientWork:
+    """Returns the object that trains clients, and logs how it trains them and why.
+
+    Args:
+      functions: the task's functions.
+      settings: settings of the run.
+      machine: threads and device of the client work.
+    """
+    device = torch.device(machine.device or "cpu")
+    parameters = trained_parameters(functions.build_model(settings.seed)).values()
+    num_parameters = sum(parameter.numel() for parameter in parameters)
+    num_threads = cores() if machine.threads is None else machine.threads
+    work: ClientWork | None = None
+    reason = _reason_against_stacks(num_parameters)
+    if not reason:
+        num_slots = slots_per_call(settings, num_parameters)
+        make_stack = functools.partial(ClientStack, functions, settings, num_slots, device)
+        try:
+            with one_thread():
+                make_stack().check()
+            work = ClientsInStacks(make_stack, num_slots, num_threads, num_parameters)
+        except Exception as error:
+            # Any type of error is caught, because a user's module may raise any type under
+            # torch.vmap.
+            first_line = next(iter(str(error).splitlines()), "")
+            reason = f"torch.vmap cannot run the model ({type(error).__name__}: {first_line})"
+    if work is None:
+        work = ClientsInThreads(
+            functools.partial(ModuleClient, functions, settings, device),
+            shapes=[tuple(parameter.shape) for parameter in parameters],
+            threads=num_threads,
+            reason=reason,
+        )
+    _log_once(f"task {functions.name!r}: {work.explain()}")
+    return OneThreadWork(work)
+
+
+def _reason_against_stacks(num_parameters: int) -> str:
+    """Returns why clients of a model of this size are not stacked; empty if they may be."""
+    if num_parameters > SMALL_MODEL:
+        return (
+            f"the model has {num_parameters} parameters, and stacked steps are slower from "
+            f"{SMALL_MODEL} on"
+        )
+    if num_parameters * SLOT_MULTIPLE > MAX_PRODUCTS:
+        return (
+            f"the model has {num_parameters} parameters, and {SLOT_MULTIPLE} clients of it in one "
+            "call would need too much memory"
+        )
+    return ""
+
+
+@functools.cache
+def _log_once(sentence: str) -> None:
+    """Logs a sentence, unless this process has logged it before."""
+    logging.getLogger("fedmf").info(sentence)

@@ -1,0 +1,118 @@
+"""Evaluation of a module, which returns its loss and metrics on examples."""
+
+import concurrent.futures
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch.utils import _pytree as pytree
+
+from fedmf.pytorch.batches import as_tensors, example_losses, without_weights
+from fedmf.pytorch.model_functions import ModelFunctions, TensorFunction
+from fedmf.pytorch.module_tensors import copy_arrays, trained_parameters
+from fedmf.pytorch.one_thread import one_thread
+from fedmf.training.client_work import cores
+from fedmf.training.examples import Examples, count, take
+from fedmf.training.learner import ClientSettings, Evaluation
+
+MAX_BATCH_EXAMPLES = 256
+# Largest number of bytes for the outputs of one batch.
+MAX_OUTPUT_BYTES = 2**25
+
+
+class _BatchValues(NamedTuple):
+    """The loss and the metrics of a batch, each summed over its examples, in the order of their
+    names.
+    """
+
+    sums: list[float]
+
+
+class ModuleEvaluator:
+    """A function of weights and examples that evaluates a module, an `Evaluate`.
+
+    Batches are evaluated in parallel, each with one thread, and added up in their order.
+
+    Args:
+      functions: the task's functions.
+      settings: settings of the run.
+    """
+
+    def __init__(self, functions: ModelFunctions, settings: ClientSettings) -> None:
+        self._functions = functions
+        self._module = functions.build_model(settings.seed).eval()
+        self._parameters = list(trained_parameters(self._module).values())
+        self._device = torch.device("cpu")
+        self._pool = concurrent.futures.ThreadPoolExecutor(cores(), "evaluation")
+        self._batch_size = 0
+
+    def __call__(self, weights: Sequence[np.ndarray], examples: Examples) -> Evaluation:
+        """Returns the loss and the metrics of the module with these weights, as means over
+        examples. A metric that is NaN is undefined.
+        """
+        examples = without_weights(examples)
+        num_examples = count(examples)
+        copy_arrays(weights, self._parameters)
+        with one_thread():
+            self._batch_size = self._batch_size or self._affordable_batch_size(examples)
+            batches = (
+                take(examples, slice(start, start + self._batch_size))
+                for start in range(0, num_examples, self._batch_size)
+            )
+            sums_of_batches = [batch.sums for batch in self._pool.map(self._evaluate, batches)]
+        means = [math.fsum(sums) / num_examples for sums in zip(*sums_of_batches, strict=True)]
+        names = ["loss", *(name for name in self._functions.metrics if name != "loss")]
+        value_by_name = dict(zip(names, means, strict=True))
+        undefined_names = (name for name, value in value_by_name.items() if math.isnan(value))
+        return Evaluation(value_by_name, frozenset(undefined_names))
+
+    def _evaluate(self, batch: Examples) -> _BatchValues:
+        """Returns the loss and the metrics of a batch."""
+        torch.set_num_threads(1)
+        with torch.no_grad(), torch.autocast(self._device.type, enabled=False):
+            x, labels = as_tensors(batch, self._device)
+            outputs = self._module(x)
+            metrics = {name: function for name, function in self._functions.metrics.items()}
+            loss_metric = metrics.pop("loss", None)
+            if loss_metric is None:
+                loss = float(example_losses(self._functions.loss, outputs, labels).double().sum())
+            else:
+                loss = _sum_over_examples("loss", loss_metric, outputs, labels, count(batch))
+            metric_sums = [
+                _sum_over_examples(name, function, outputs, labels, count(batch))
+                for name, function in metrics.items()
+            ]
+        return _BatchValues([loss, *metric_sums])
+
+    def _affordable_batch_size(self, examples: Examples) -> int:
+        """Returns a batch size for the evaluation, a power of two, with outputs of at most
+        MAX_OUTPUT_BYTES.
+        """
+        with torch.no_grad():
+            x, _ = as_tensors(take(examples, slice(0, 1)), self._device)
+            outputs = self._module(x)
+        output_leaves = pytree.tree_leaves(outputs)
+        output_bytes = sum(output.numel() * output.element_size() for output in output_leaves)
+        max_examples = MAX_OUTPUT_BYTES // max(1, output_bytes)
+        return min(MAX_BATCH_EXAMPLES, 1 << max(0, max_examples.bit_length() - 1))
+
+
+def _sum_over_examples(
+    name: str, metric: TensorFunction, outputs: Any, labels: Any, num_examples: int
+) -> float:
+    """Returns a metric of a batch, summed over its examples.
+
+    Raises:
+      ValueError: the metric has neither one number for each example nor one for all.
+    """
+    values = torch.as_tensor(metric(outputs, labels)).double()
+    if values.numel() == 1:
+        return float(values) * num_examples
+    if values.shape == (num_examples,):
+        return float(values.sum())
+    raise ValueError(
+        f"metric {name!r} returns the shape {tuple(values.shape)} for {num_examples} examples: "
+        "return one number for each example, or their mean"
+    )

@@ -1,0 +1,182 @@
+"""Training, evaluation and export of PyTorch modules."""
+
+import dataclasses
+import os
+import pathlib
+import tempfile
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import torch
+
+from fedmf import checks
+from fedmf.pytorch.client_training import client_setup
+from fedmf.pytorch.evaluation import ModuleEvaluator
+from fedmf.pytorch.fingerprint import fingerprint, frozen_digest
+from fedmf.pytorch.model_check import check_model, check_module
+from fedmf.pytorch.model_functions import ModelFunctions
+from fedmf.pytorch.module_tensors import (
+    as_array,
+    copy_arrays,
+    frozen_tensors,
+    saved_tensors,
+    trained_parameters,
+)
+from fedmf.runs.config import TrainConfig
+from fedmf.training.client_work import ClientWork
+from fedmf.training.learner import (
+    ClientSettings,
+    Evaluate,
+    FrozenWeights,
+    Learner,
+    Machine,
+    TaskData,
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class TorchLearner(ModelFunctions, Learner):
+    """An implementation of `Learner` for tasks with a PyTorch module.
+
+    It is made of the functions of the task, which build the model and compute loss and metrics.
+    """
+
+    errors: ClassVar[tuple[type[Exception], ...]] = (RuntimeError, IndexError)
+    packages: ClassVar[tuple[str, ...]] = ("torch",)
+    devices: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
+
+    def initial_weights(self, seed: int) -> list[np.ndarray]:
+        """Returns the parameters with gradients that the module has when it is built with this
+        seed.
+        """
+        module = self.build_model(seed)
+        check_module(self.name, module)
+        return [as_array(parameter) for parameter in trained_parameters(module).values()]
+
+    def client_work(self, settings: ClientSettings, machine: Machine) -> ClientWork:
+        """Returns the object that trains clients and sums their clipped updates."""
+        return client_setup.client_work(self, settings, machine)
+
+    def on_workers(self) -> Self:
+        """Returns a learner for the workers of a cluster, which has no metrics because workers only
+        train.
+        """
+        return dataclasses.replace(self, metrics={})
+
+    def evaluator(self, settings: ClientSettings, machine: Machine) -> Evaluate:
+        """Returns a function that computes the metrics of given weights on given examples."""
+        return ModuleEvaluator(self, settings)
+
+    def metric_names(self, task: TaskData) -> list[str]:
+        """Returns the names of the metrics; reports show the first one."""
+        return [*self.metrics] or ["loss"]
+
+    def check(self, task: TaskData, config: TrainConfig) -> None:
+        """Checks that the module can be trained and that the privacy guarantee holds for it."""
+        check_model(self, task, config)
+
+    def fingerprint(self, seed: int) -> dict[str, str]:
+        """Returns texts that change if submodules, loss or initial weights of the module change."""
+        return fingerprint(self, self.build_model(seed))
+
+    def frozen_weights(self, seed: int) -> FrozenWeights:
+        """Returns the number and a digest of the parameters without gradients and the buffers."""
+        module = self.build_model(seed)
+        num_frozen = sum(tensor.numel() for tensor in frozen_tensors(module).values())
+        return FrozenWeights(num_frozen, frozen_digest(module) if num_frozen else "")
+
+    def all_weights(self, weights: Sequence[np.ndarray], seed: int) -> list[np.ndarray]:
+        """Returns all tensors of the module's state_dict as arrays, each shared one once."""
+        return [as_array(tensor) for tensor in saved_tensors(self._module(weights, seed)).values()]
+
+    def starting_from(self, weights: Sequence[np.ndarray]) -> Self:
+        """Returns a learner whose modules start from these weights, whatever their seed is."""
+        hint = "give all of a module's, as run.starting_weights() does"
+        weights = [np.array(weight) for weight in checks.entries("weights", weights, hint=hint)]
+        module_shapes = [
+            tuple(tensor.shape) for tensor in saved_tensors(self.build_model(0)).values()
+        ]
+        given_shapes = [weight.shape for weight in weights]
+        if given_shapes != module_shapes:
+            raise ValueError(
+                f"the weights have the shapes {given_shapes} and the model of task {self.name!r} "
+                f"has {module_shapes}: take the weights of the same model"
+            )
+        return dataclasses.replace(self, build_model=_StartingFrom(self.build_model, weights))
+
+    def load_weights(self, path: pathlib.Path) -> list[np.ndarray]:
+        """Returns all weights of a state_dict that torch.save has written to a .pt file."""
+        try:
+            state = torch.load(path, map_location="cpu", weights_only=True)
+        except Exception as error:
+            # PyTorch raises errors of many types for a file that it cannot load.
+            error_lines = str(error).strip().splitlines() or [type(error).__name__]
+            raise ValueError(
+                f"PyTorch cannot load it ({error_lines[0]}); name a FILE.pt with the state_dict of "
+                "a module, or the folder of a run"
+            ) from error
+        module_names = list(saved_tensors(self.build_model(0)))
+        if not isinstance(state, Mapping):
+            raise ValueError(
+                f"it holds a {type(state).__name__}: save module.state_dict() by torch.save"
+            )
+        missing_names = [name for name in module_names if name not in state]
+        unknown_names = [name for name in state if name not in self.build_model(0).state_dict()]
+        if missing_names or unknown_names:
+            raise ValueError(
+                f"its names are not those of the model: {missing_names} are missing, and "
+                f"{unknown_names} are unknown; save the state_dict of the same model"
+            )
+        return [as_array(state[name]) for name in module_names]
+
+    def model(self, weights: Sequence[np.ndarray], seed: int) -> torch.nn.Module:
+        """Returns a module with these weights, in evaluation mode."""
+        return self._module(weights, seed).eval()
+
+    def model_summary(self, model: torch.nn.Module) -> dict[str, Any]:
+        """Returns the number of parameters of a module."""
+        return {"parameters": sum(parameter.numel() for parameter in model.parameters())}
+
+    def export(
+        self, weights: Sequence[np.ndarray], seed: int, path: pathlib.Path
+    ) -> torch.nn.Module:
+        """Saves the state_dict of a module with these weights as FILE.pt, and returns the module."""
+        if path.suffix != ".pt":
+            raise ValueError(
+                f"out={str(path)!r} cannot hold the PyTorch model of task {self.name!r}: name a "
+                "FILE.pt"
+            )
+        module = self.model(weights, seed)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
+            temporary_path = pathlib.Path(folder) / path.name
+            torch.save(module.state_dict(), temporary_path)
+            os.replace(temporary_path, path)
+        return module
+
+    def _module(self, weights: Sequence[np.ndarray], seed: int) -> torch.nn.Module:
+        """Builds the module with a seed, sets its trained parameters to these, and returns it."""
+        module = self.build_model(seed)
+        copy_arrays(weights, list(trained_parameters(module).values()))
+        return module
+
+
+@dataclasses.dataclass(frozen=True)
+class _StartingFrom:
+    """A function of a seed that builds a module with the same weights for every seed.
+
+    Attributes:
+      build_model: function that builds the module.
+      weights: arrays for `saved_tensors` of the module.
+    """
+
+    build_model: object
+    weights: Sequence[np.ndarray]
+
+    def __call__(self, seed: int) -> torch.nn.Module:
+        """Returns the module."""
+        assert callable(self.build_model)
+        module: torch.nn.Module = self.build_model(seed)
+        copy_arrays(self.weights, list(saved_tensors(module).values()))
+        return module

@@ -1,0 +1,69 @@
+"""The functions of a task that build, train and evaluate its model."""
+
+import contextlib
+import dataclasses
+import random
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedmf import checks
+
+# A function of the outputs and the labels of a batch, which returns a tensor.
+TensorFunction = Callable[[Any, Any], Any]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelFunctions:
+    """The functions of a task that build, train and evaluate its model.
+
+    Attributes:
+      name: name of the task.
+      build_model, loss, metrics: see `fedmf.pytorch.Task`.
+    """
+
+    name: str
+    build_model: Callable[[int], torch.nn.Module]
+    loss: TensorFunction
+    metrics: Mapping[str, TensorFunction]
+
+
+def seeded(model: Callable[[], torch.nn.Module]) -> Callable[[int], torch.nn.Module]:
+    """Returns a function of a seed, as `Task.build_model` is, from a function without arguments.
+
+    The seed determines the random numbers of PyTorch, numpy and Python while the model is built.
+    Afterwards their generators have the states that they had before.
+    """
+    if isinstance(model, torch.nn.Module):
+        raise TypeError(
+            f"model is the module {type(model).__name__}: pass a function that builds it, such as "
+            "model=lambda: Net()"
+        )
+    hint = "pass a function that builds the model, such as lambda: Net()"
+    checks.function("model", model, num_arguments=0, hint=hint)
+
+    def build(seed: int) -> torch.nn.Module:
+        with _seeds(seed):
+            return model()
+
+    return build
+
+
+@contextlib.contextmanager
+def _seeds(seed: int) -> Iterator[None]:
+    """Seeds the random number generators inside the block, and restores their states behind it."""
+    numpy_state = np.random.get_state()
+    python_state = random.getstate()
+    with torch.random.fork_rng(devices=[]):
+        # The generator of the processor is seeded alone, because torch.manual_seed would also seed
+        # those of GPUs, whose states are not restored.
+        torch.default_generator.manual_seed(seed)
+        np.random.seed(seed % 2**32)  # noqa: NPY002  (the models of users draw from it)
+        random.seed(seed)
+        try:
+            yield
+        finally:
+            np.random.set_state(numpy_state)
+            random.setstate(python_state)

@@ -1,0 +1,157 @@
+"""The data, the PyTorch model and the loss of a federated learning task."""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Self
+
+import numpy as np
+import torch
+
+from fedmf import checks, fields, training
+from fedmf.pytorch.learner import TorchLearner
+from fedmf.pytorch.model_functions import TensorFunction, seeded
+from fedmf.training.examples import Examples
+from fedmf.training.learner import Learner
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Task(training.Task):
+    """A federated learning task, with the clients' examples, a PyTorch module, its loss and
+    metrics.
+
+    `from_arrays` makes one of arrays in memory. The constructor takes functions. A task has all
+    attributes of `training.Task` but `learner`, and these:
+
+    Attributes:
+      build_model: seed -> an untrained torch.nn.Module, which is called with x as a tensor, or a
+        structure of tensors. The same seed gives the same weights. In training it must be a
+        function of weights and inputs alone: no dropout, no batch normalisation. Parameters that
+        require no gradient are not trained, sent or noised.
+      loss: (outputs, labels) -> the loss, such as torch.nn.functional.cross_entropy. It is called
+        on each example with a batch axis of 1, by torch.vmap, so that it may contain no `.item()`
+        and no decision on values. A client minimises the mean over the examples of a batch of the
+        weight times the loss, with weight 1 unless the task has sample_weight or class_weight.
+        Labels that are whole numbers are int64.
+      metrics: name -> (outputs, labels) -> a number for each example of a batch, or their mean.
+        Reports show the first. One may be named "loss"; otherwise the loss is reported as the mean
+        over examples.
+
+    Raises:
+      TypeError: an attribute is not of its type, or no function of as many arguments.
+      ValueError: as `training.Task`.
+
+    Example:
+      >>> examples = (np.zeros((2, 3), np.float32), np.zeros(2, np.int64))
+      >>> task = Task(
+      ...     name="toy", client_ids=["ann", "bo"], client_examples=lambda client_id: examples,
+      ...     evaluation_examples=lambda split: examples, batch_size=2,
+      ...     build_model=lambda seed: torch.nn.Linear(3, 2),
+      ...     loss=torch.nn.functional.cross_entropy,
+      ...     metrics={"accuracy": lambda outputs, labels: outputs.argmax(1) == labels},
+      ... )
+      >>> task.client_ids, task.headline
+      (('ann', 'bo'), 'accuracy')
+    """
+
+    learner: Learner = dataclasses.field(init=False, repr=False, compare=False)
+    build_model: Callable[[int], torch.nn.Module]
+    loss: TensorFunction
+    metrics: Mapping[str, TensorFunction] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _check_functions(self)
+        learner = TorchLearner(
+            name=self.name,
+            build_model=self.build_model,
+            loss=self.loss,
+            metrics=dict(self.metrics),
+        )
+        fields.set_fields(self, {"learner": learner})
+        super().__post_init__()
+
+    def starting_from(self, weights: Sequence[np.ndarray]) -> Self:
+        """Returns a task whose models start from the given weights, whatever the seed of a run is.
+
+        Args:
+          weights: all tensors of a state_dict as arrays, each shared one once.
+        """
+        learner = self.learner.starting_from(weights)
+        assert isinstance(learner, TorchLearner)
+        task = dataclasses.replace(self, build_model=learner.build_model)
+        return task._with_given_weights()
+
+    @classmethod
+    def from_arrays(  # type: ignore[override]
+        cls,
+        *,
+        x: Any,
+        y: Any,
+        client_ids: Any,
+        validation: Examples,
+        test: Examples,
+        model: Callable[[], torch.nn.Module],
+        sample_weight: Any = None,
+        **attributes: Any,
+    ) -> Self:
+        """Returns a task whose examples are arrays in memory, with the client id of each example.
+
+        Args:
+          x, y, client_ids, validation, test, sample_weight: as in `training.Task.from_arrays`.
+          model: () -> a module, as `build_model` returns it. The run's seed determines its weights,
+            by the default generators of PyTorch, numpy and Python.
+          attributes: `name`, `loss`, `metrics`, `batch_size` and any other attribute of `Task`.
+
+        Raises:
+          TypeError, ValueError: as `training.Task.from_arrays` does.
+
+        >>> rng = np.random.default_rng(0)
+        >>> x, y = rng.normal(size=(60, 3)).astype(np.float32), rng.integers(0, 2, 60)
+        >>> task = Task.from_arrays(
+        ...     name="table", x=x, y=y, client_ids=np.arange(60) % 12, batch_size=5,
+        ...     validation=(x, y), test=(x, y), model=lambda: torch.nn.Linear(3, 2),
+        ...     loss=torch.nn.functional.cross_entropy,
+        ...     metrics={"accuracy": lambda outputs, labels: outputs.argmax(1) == labels},
+        ... )
+        >>> len(task.client_ids), len(task.examples_of("7")[0])
+        (12, 5)
+        """
+        return cls._from_arrays(
+            x=x,
+            y=y,
+            client_ids=client_ids,
+            splits={"validation": validation, "test": test},
+            sample_weight=sample_weight,
+            attributes={"build_model": seeded(model), **attributes},
+        )
+
+
+def _check_functions(task: Task) -> None:
+    """Checks the functions of a task without calling them.
+
+    Raises:
+      TypeError: an attribute is no function of as many arguments.
+    """
+    if isinstance(task.build_model, torch.nn.Module):
+        raise TypeError(
+            f"build_model is the module {type(task.build_model).__name__}: pass a function of a "
+            "seed that builds it"
+        )
+    hint = "pass a function: seed -> a torch.nn.Module"
+    checks.function("build_model", task.build_model, num_arguments=1, hint=hint)
+    hint = "pass a function (outputs, labels), such as torch.nn.functional.cross_entropy"
+    _check_function("loss", task.loss, hint)
+    if not isinstance(task.metrics, Mapping):
+        raise TypeError(
+            f"metrics of task {task.name!r} is a {type(task.metrics).__name__}: give a dict, such "
+            'as {"accuracy": accuracy}'
+        )
+    for name, metric in task.metrics.items():
+        fields.plain_text("the name of a metric", name)
+        _check_function(f"metric {name!r}", metric, "pass a function (outputs, labels)")
+
+
+def _check_function(name: str, value: Any, hint: str) -> None:
+    """Raises a TypeError unless a value can be called with outputs and labels."""
+    if isinstance(value, type):
+        raise TypeError(f"{name} is the class {value.__name__}: {hint}, or an object of the class")
+    checks.function(name, value, num_arguments=2, hint=hint)

@@ -1,0 +1,208 @@
+"""Models and losses for which the guarantee would not hold, or that cannot be trained."""
+
+import re
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from tests.pytorch import small_models
+
+
+class WithBuffer(nn.Module):
+    """A model that counts its calls in a buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+        self.register_buffer("calls", torch.zeros(1))
+
+    def forward(self, x):
+        self.calls += 1
+        return self.layer(x)
+
+
+class WithHiddenState(nn.Module):
+    """A model that adds the mean of the batch before."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+        self.hidden = 0.0
+
+    def forward(self, x):
+        outputs = self.layer(x) + self.hidden
+        self.hidden = x.mean().detach()
+        return outputs
+
+
+class WithNoise(nn.Module):
+    """A model that draws random numbers in training."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.layer(x + torch.randn_like(x)) if self.training else self.layer(x)
+
+
+class WithOwnParameter(nn.Module):
+    """A model with one more parameter."""
+
+    def __init__(self, parameter):
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+        self.extra = parameter
+
+    def forward(self, x):
+        return self.layer(x)
+
+
+class MeanOfBatch(nn.Module):
+    """A model with one output for all examples."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.layer(x).mean(0)
+
+
+def layers(*more):
+    return lambda: nn.Sequential(nn.Linear(4, 3), *more)
+
+
+def other_weights():
+    model = nn.Linear(4, 3)
+    with torch.no_grad():
+        model.weight.copy_(torch.tensor(np.random.default_rng().normal(size=(3, 4))))
+    return model
+
+
+def with_parameter(parameter):
+    return lambda: WithOwnParameter(parameter)
+
+
+REFUSED = {
+    "batch normalisation": (layers(nn.BatchNorm1d(3)), r"layer '1' \(BatchNorm1d\).*GroupNorm"),
+    "running statistics": (
+        layers(nn.Unflatten(1, (3, 1)), nn.InstanceNorm1d(3, track_running_stats=True), nn.Flatten()),
+        "changes .*running_mean",
+    ),
+    "a buffer that changes": (WithBuffer, "changes calls, which would carry a client's data"),
+    "a state between calls": (WithHiddenState, "another update after another client"),
+    "dropout": (layers(nn.Dropout(0.5)), r"layer '1' \(Dropout\).*leave out dropout"),
+    "random numbers": (WithNoise, "draws random numbers"),
+    "whole numbers": (
+        with_parameter(nn.Parameter(torch.zeros(2, dtype=torch.int64), requires_grad=False)),
+        "parameter 'extra'.* is torch.int64",
+    ),
+    "complex numbers": (
+        with_parameter(nn.Parameter(torch.zeros(2, dtype=torch.complex64))),
+        "parameter 'extra'.* is torch.complex64",
+    ),
+    "half precision": (
+        with_parameter(nn.Parameter(torch.zeros(2, dtype=torch.bfloat16))),
+        "is torch.bfloat16.*train in float32",
+    ),
+    "a lazy layer": (lambda: nn.LazyLinear(3), "is lazy and has no shape yet"),
+    "no module": (lambda: torch.zeros(3), "returns a Tensor: return a torch.nn.Module"),
+    "nothing to train": (
+        lambda: nn.Linear(4, 3).requires_grad_(False),
+        "no parameter that requires a gradient",
+    ),
+    "random weights": (other_weights, "other weights for the same seed"),
+    "one output for all": (MeanOfBatch, "first axis counts examples"),
+    "inputs of other shape": (lambda: nn.Linear(5, 3), "fails on its validation split"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_model_is_refused(case, tmp_path):
+    model, message = REFUSED[case]
+    with pytest.raises((TypeError, ValueError), match=message) as refusal:
+        small_models.train(tmp_path / "run", small_task=small_models.task(model))
+    assert "\n" not in str(refusal.value)
+    assert not (tmp_path / "run").exists()
+
+
+def keep_evaluating(module, mode=True):
+    """Sets a module's mode, and keeps its batch normalisation in evaluation mode."""
+    nn.Module.train(module, mode)
+    module[1].eval()
+    return module
+
+
+class FrozenNorm(nn.Sequential):
+    """A network in which batch normalisation does not train."""
+
+    def train(self, mode=True):
+        return keep_evaluating(self, mode)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        layers(nn.Dropout(0.0)),
+        lambda: FrozenNorm(nn.Linear(4, 3), nn.BatchNorm1d(3)),
+        lambda: nn.Linear(4, 3, dtype=torch.float32).requires_grad_(True),
+    ],
+)
+def test_a_model_without_state_is_not_refused(model, tmp_path):
+    settings = small_models.config(rounds=1)
+    small_models.train(tmp_path / "run", settings, small_models.task(model))
+
+
+def vector_loss(outputs, labels):
+    return nn.functional.cross_entropy(outputs, labels, reduction="none").repeat(2)
+
+
+def loss_with_item(outputs, labels):
+    return nn.functional.cross_entropy(outputs, labels) * (1 if labels.item() else 2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"loss": vector_loss}, r"loss of one example has the shape \(2,\)"),
+        ({"loss": loss_with_item}, "vmap"),
+        ({"loss": nn.CrossEntropyLoss}, r"class CrossEntropyLoss.*or an object of the class"),
+        ({"model": nn.Linear(4, 3)}, "model is the module Linear.*lambda: Net()"),
+        ({"metrics": [small_models.accuracy]}, "metrics of task 'small' is a list: give a dict"),
+        ({"metrics": {"accuracy": lambda outputs: 0.0}}, "metric 'accuracy'.* 2 arguments"),
+        ({"metrics": {"accuracy": lambda outputs, labels: outputs}}, "metric 'accuracy' returns"),
+    ],
+)
+def test_a_loss_or_metric_is_refused(changes, message, tmp_path):
+    with pytest.raises((TypeError, ValueError), match=message) as refusal:
+        small_models.train(tmp_path / "run", small_task=small_models.task(**changes))
+    assert not re.search(r"Traceback", str(refusal.value))
+
+
+def test_labels_without_an_output_name_the_client(tmp_path):
+    x, y = small_models.examples_of(small_models.perceptron, np.random.default_rng(5))
+    y[-1] = 3
+    task = small_models.task(y=y, validation=(x[:9], y[:9]))
+    settings = small_models.config(cohort_size=8, min_sep=1, family="identity")
+    with pytest.raises(ValueError, match="cannot train client '7'.*make the model's outputs"):
+        small_models.train(tmp_path / "run", settings, task)
+
+
+def test_a_client_that_changes_a_buffer_later_is_refused(tmp_path):
+    class Later(WithBuffer):
+        """A model that writes to its buffer for large inputs, which the validation split has not."""
+
+        def forward(self, x):
+            if self.training and bool((x > 100).any()):
+                self.calls += 1
+            return self.layer(x)
+
+    x, y = small_models.examples_of(small_models.perceptron, np.random.default_rng(5))
+    x[-1] = 1000
+    task = small_models.task(Later, x=x, validation=(x[:9], y[:9]), test=(x[:9], y[:9]))
+    settings = small_models.config(cohort_size=8, min_sep=1, family="identity")
+    with pytest.raises(ValueError, match="changes calls, which would carry a client's data"):
+        small_models.train(tmp_path / "run", settings, task)
