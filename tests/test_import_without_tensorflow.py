@@ -15,7 +15,8 @@ BELOW = {"federated", "pytorch", "flower", "cli", "__main__", "tasks", "experime
 # Imported in a fresh interpreter in which every import of TensorFlow and its companions fails.
 _PROGRAM = """
 import importlib, sys
-for name in ("tensorflow", "tensorflow_federated", "tensorflow_privacy", "keras", "jax", "torch", "flwr"):
+BLOCKED = "tensorflow tensorflow_federated tensorflow_privacy keras jax torch flwr"
+for name in BLOCKED.split():
     sys.modules[name] = None
 for name in sys.argv[1:]:
     importlib.import_module(name)

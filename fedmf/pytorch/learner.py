@@ -141,7 +141,7 @@ class TorchLearner(ModelFunctions, Learner):
     def export(
         self, weights: Sequence[np.ndarray], seed: int, path: pathlib.Path
     ) -> torch.nn.Module:
-        """Saves the state_dict of a module with these weights as FILE.pt, and returns the module."""
+        """Saves the state_dict of a module with these weights, as FILE.pt, and returns the module."""
         if path.suffix != ".pt":
             raise ValueError(
                 f"out={str(path)!r} cannot hold the PyTorch model of task {self.name!r}: name a "

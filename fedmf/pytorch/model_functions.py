@@ -54,16 +54,16 @@ def seeded(model: Callable[[], torch.nn.Module]) -> Callable[[int], torch.nn.Mod
 @contextlib.contextmanager
 def _seeds(seed: int) -> Iterator[None]:
     """Seeds the random number generators inside the block, and restores their states behind it."""
-    numpy_state = np.random.get_state()
+    numpy_state = np.random.get_state()  # noqa: NPY002  (the models of users draw from it)
     python_state = random.getstate()
     with torch.random.fork_rng(devices=[]):
         # The generator of the processor is seeded alone, because torch.manual_seed would also seed
         # those of GPUs, whose states are not restored.
         torch.default_generator.manual_seed(seed)
-        np.random.seed(seed % 2**32)  # noqa: NPY002  (the models of users draw from it)
+        np.random.seed(seed % 2**32)  # noqa: NPY002
         random.seed(seed)
         try:
             yield
         finally:
-            np.random.set_state(numpy_state)
+            np.random.set_state(numpy_state)  # noqa: NPY002
             random.setstate(python_state)

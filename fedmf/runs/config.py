@@ -154,8 +154,8 @@ class TrainConfig(PlanConfig):
     )
     initial_model: str | None = fields.path(
         None,
-        "Warm start from a FILE.keras or FILE.pt, or from the model of a run's folder. The guarantee "
-        "does not cover its data.",
+        "Warm start from a FILE.keras or FILE.pt, or from the model of a run's folder. The "
+        "guarantee does not cover its data.",
     )
     stop_at_epsilon: float | None = fields.positive_float(
         None, "End before the round with which the plan's epsilon would pass this."

@@ -12,14 +12,10 @@ def check_export_path(path: str | os.PathLike[str]) -> pathlib.Path:
     Raises:
       ValueError: it cannot.
     """
-    hint = (
-        "name a FILE.keras, a folder without a suffix for a SavedModel, or a FILE.pt for PyTorch"
-    )
+    hint = "name a FILE.keras, a folder without a suffix for a SavedModel, or a FILE.pt for PyTorch"
     path = checked_path("path", path, hint=hint)
     if path.suffix not in ("", ".keras", ".pt"):
-        raise ValueError(
-            f"out={str(path)!r} ends in {path.suffix}: {hint}"
-        )
+        raise ValueError(f"out={str(path)!r} ends in {path.suffix}: {hint}")
     if path.suffix and path.is_dir():
         raise ValueError(f"out={str(path)!r} is a folder: name another file")
     if not path.suffix and path.exists() and (not path.is_dir() or any(path.iterdir())):

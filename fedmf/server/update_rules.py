@@ -153,4 +153,4 @@ class Optimizer:
         value = self.xp.cast(value, array.dtype)
         if not len(value.shape):
             return value
-        return self.xp.reshape(value, [-1, *[1] * (array.shape.rank - 1)])
+        return self.xp.reshape(value, [-1, *[1] * (len(array.shape) - 1)])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedmf.pytorch.client_training import client_setup
+from fedmf.training import vectorised_sizes
 from fedmf.training.client_data import client_data
 from tests.pytorch import small_models
 
@@ -21,13 +21,17 @@ def averaged_by_hand(model, rounds, optimizer, proximal=0.0):
             for x, y in batches:
                 steps.zero_grad()
                 loss = torch.nn.functional.cross_entropy(client_model(x), y)
-                for after, before in zip(client_model.parameters(), model.parameters(), strict=True):
+                for after, before in zip(
+                    client_model.parameters(), model.parameters(), strict=True
+                ):
                     loss = loss + proximal / 2 * ((after - before.detach()) ** 2).sum()
                 loss.backward()
                 steps.step()
             trained.append(client_model)
         with torch.no_grad():
-            for parameters in zip(model.parameters(), *(m.parameters() for m in trained), strict=True):
+            for parameters in zip(
+                model.parameters(), *(m.parameters() for m in trained), strict=True
+            ):
                 parameters[0].copy_(torch.stack(parameters[1:]).mean(0))
     return list(model.parameters())
 
@@ -68,7 +72,7 @@ def check_equal(task, settings, folder, optimizer, proximal=0.0):
 @pytest.mark.parametrize("name", small_models.MODELS)
 def test_a_run_is_federated_averaging(name, is_stacked, tmp_path, monkeypatch):
     if not is_stacked:
-        monkeypatch.setattr(client_setup, "SMALL_MODEL", 0)
+        monkeypatch.setattr(vectorised_sizes, "SMALL_MODEL", 0)
     task = small_models.task(small_models.MODELS[name])
     settings = without_privacy()
     check_equal(
@@ -79,7 +83,7 @@ def test_a_run_is_federated_averaging(name, is_stacked, tmp_path, monkeypatch):
 @pytest.mark.parametrize("is_stacked", [True, False])
 def test_fedprox_draws_clients_to_the_weights_of_the_round(is_stacked, tmp_path, monkeypatch):
     if not is_stacked:
-        monkeypatch.setattr(client_setup, "SMALL_MODEL", 0)
+        monkeypatch.setattr(vectorised_sizes, "SMALL_MODEL", 0)
     settings = without_privacy(proximal_strength=0.7, client_momentum=0.0)
     check_equal(
         small_models.task(), settings, tmp_path / "run",
@@ -90,7 +94,7 @@ def test_fedprox_draws_clients_to_the_weights_of_the_round(is_stacked, tmp_path,
 @pytest.mark.parametrize("is_stacked", [True, False])
 def test_adam_of_clients_is_that_of_pytorch(is_stacked, tmp_path, monkeypatch):
     if not is_stacked:
-        monkeypatch.setattr(client_setup, "SMALL_MODEL", 0)
+        monkeypatch.setattr(vectorised_sizes, "SMALL_MODEL", 0)
     settings = without_privacy(
         client_optimizer="adam", client_momentum=0.0, client_learning_rate=0.01, rounds=1
     )
@@ -103,6 +107,8 @@ def test_adam_of_clients_is_that_of_pytorch(is_stacked, tmp_path, monkeypatch):
         [batches_of(task, settings, 0)],
         lambda p: torch.optim.Adam(p, lr=0.01, eps=1e-7),
     )
-    movement = max(np.abs(a - b).max() for a, b in zip(run.weights, task.initial_weights(3), strict=True))
+    movement = max(
+        np.abs(a - b).max() for a, b in zip(run.weights, task.initial_weights(3), strict=True)
+    )
     for actual, weight in zip(run.weights, expected, strict=True):
         np.testing.assert_allclose(actual, weight.detach().numpy(), rtol=0, atol=1e-2 * movement)

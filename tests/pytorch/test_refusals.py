@@ -24,7 +24,7 @@ class WithBuffer(nn.Module):
 
 
 class WithHiddenState(nn.Module):
-    """A model that adds the mean of the batch before."""
+    """A model that multiplies with the mean of the batch before."""
 
     def __init__(self):
         super().__init__()
@@ -32,7 +32,7 @@ class WithHiddenState(nn.Module):
         self.hidden = 0.0
 
     def forward(self, x):
-        outputs = self.layer(x) + self.hidden
+        outputs = self.layer(x) * (1 + self.hidden)
         self.hidden = x.mean().detach()
         return outputs
 
@@ -89,7 +89,9 @@ def with_parameter(parameter):
 REFUSED = {
     "batch normalisation": (layers(nn.BatchNorm1d(3)), r"layer '1' \(BatchNorm1d\).*GroupNorm"),
     "running statistics": (
-        layers(nn.Unflatten(1, (3, 1)), nn.InstanceNorm1d(3, track_running_stats=True), nn.Flatten()),
+        layers(
+            nn.Unflatten(1, (1, 3)), nn.InstanceNorm1d(1, track_running_stats=True), nn.Flatten()
+        ),
         "changes .*running_mean",
     ),
     "a buffer that changes": (WithBuffer, "changes calls, which would carry a client's data"),
@@ -152,7 +154,7 @@ class FrozenNorm(nn.Sequential):
     ],
 )
 def test_a_model_without_state_is_not_refused(model, tmp_path):
-    settings = small_models.config(rounds=1)
+    settings = small_models.config(rounds=1, min_sep=1, family="identity")
     small_models.train(tmp_path / "run", settings, small_models.task(model))
 
 
@@ -193,7 +195,7 @@ def test_labels_without_an_output_name_the_client(tmp_path):
 
 def test_a_client_that_changes_a_buffer_later_is_refused(tmp_path):
     class Later(WithBuffer):
-        """A model that writes to its buffer for large inputs, which the validation split has not."""
+        """A model that writes to its buffer for inputs that the validation split does not have."""
 
         def forward(self, x):
             if self.training and bool((x > 100).any()):

@@ -13,8 +13,7 @@ def clients_in_turn():
     """
     *python, program = job.PROGRAM
     small_model_code = (
-        "from fedmf.training import vectorised_sizes; "
-        "vectorised_sizes.SMALL_MODEL = 0; "
+        "from fedmf.training import vectorised_sizes; vectorised_sizes.SMALL_MODEL = 0; "
     )
     return *python, small_model_code + program
 

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator
 
 import tensorflow as tf
 
-from fedmf.training import vectorised_sizes
 from fedmf.federated.client_training.in_threads import CompiledClient, KerasClient
 from fedmf.federated.client_training.records import Records
 from fedmf.federated.client_training.vectorised import VectorisedClients
 from fedmf.federated.model_functions import CompiledEpoch, ModelFunctions
+from fedmf.training import vectorised_sizes
 from fedmf.training.client_work import ClientWork, cores
 from fedmf.training.execution.in_threads import ClientsInThreads
 from fedmf.training.learner import ClientSettings

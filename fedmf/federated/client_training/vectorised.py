@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from fedmf.training import vectorised_sizes
 from fedmf.federated.client_training.agreement import check_agreement
 from fedmf.federated.client_training.client_work import (
     TensorBroadcast,
@@ -39,6 +38,7 @@ from fedmf.federated.model_functions import ModelFunctions, tensor_specs
 from fedmf.server.messages import ClippedSum
 from fedmf.server.update_rules import OptimizerState
 from fedmf.terminal import interrupts
+from fedmf.training import vectorised_sizes
 from fedmf.training.batching import Steps, concatenated_epochs, list_batches, order_steps
 from fedmf.training.client_work import (
     Broadcast,

@@ -10,18 +10,14 @@ import torch
 
 from fedmf.pytorch.client_training.in_stacks import ClientsInStacks
 from fedmf.pytorch.client_training.one_client import ModuleClient
-from fedmf.pytorch.client_training.stacked import ClientStack
+from fedmf.pytorch.client_training.stacked import ClientStack, stacked_operations
 from fedmf.pytorch.model_functions import ModelFunctions
 from fedmf.pytorch.module_tensors import trained_parameters
 from fedmf.pytorch.one_thread import OneThreadWork, one_thread
+from fedmf.training import vectorised_sizes
 from fedmf.training.client_work import ClientWork, cores
 from fedmf.training.execution.in_threads import ClientsInThreads
 from fedmf.training.learner import ClientSettings, Machine
-from fedmf.training.vectorised_sizes import MAX_PRODUCTS, SLOT_MULTIPLE, slots_per_call
-
-# Models with at most this many parameters are stacked on a processor. With larger models, the
-# arithmetic takes more time than the calls of operations, and stacked products are no faster.
-SMALL_MODEL = 100_000
 
 
 def client_work(
@@ -41,10 +37,10 @@ def client_work(
     work: ClientWork | None = None
     reason = _reason_against_stacks(num_parameters)
     if not reason:
-        num_slots = slots_per_call(settings, num_parameters)
+        num_slots = vectorised_sizes.slots_per_call(settings, num_parameters)
         make_stack = functools.partial(ClientStack, functions, settings, num_slots, device)
         try:
-            with one_thread():
+            with one_thread(), stacked_operations():
                 make_stack().check()
             work = ClientsInStacks(make_stack, num_slots, num_threads, num_parameters)
         except Exception as error:
@@ -65,17 +61,12 @@ def client_work(
 
 def _reason_against_stacks(num_parameters: int) -> str:
     """Returns why clients of a model of this size are not stacked; empty if they may be."""
-    if num_parameters > SMALL_MODEL:
-        return (
-            f"the model has {num_parameters} parameters, and stacked steps are slower from "
-            f"{SMALL_MODEL} on"
-        )
-    if num_parameters * SLOT_MULTIPLE > MAX_PRODUCTS:
-        return (
-            f"the model has {num_parameters} parameters, and {SLOT_MULTIPLE} clients of it in one "
-            "call would need too much memory"
-        )
-    return ""
+    if vectorised_sizes.is_small(num_parameters):
+        return ""
+    return (
+        f"the model has {num_parameters} parameters, and stacked steps are slower from "
+        f"{vectorised_sizes.SMALL_MODEL} on"
+    )
 
 
 @functools.cache

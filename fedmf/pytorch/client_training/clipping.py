@@ -48,9 +48,7 @@ def zero_and_clip(
     ([0.2999995946884155, 0.39999938011169434], [True, False, False], [False, False, True])
     """
     if scales:
-        leaves = [
-            leaf * scale.to(leaf.dtype) for leaf, scale in zip(leaves, scales, strict=True)
-        ]
+        leaves = [leaf * scale.to(leaf.dtype) for leaf, scale in zip(leaves, scales, strict=True)]
     num_clients = leaves[0].shape[0]
     rows = [leaf.reshape(num_clients, -1) for leaf in leaves]
     clip_norm = float(params.clip_norm)

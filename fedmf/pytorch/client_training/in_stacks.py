@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
-from fedmf.pytorch.client_training.stacked import ClientStack, StackSum
+from fedmf.pytorch.client_training.stacked import ClientStack, StackSum, stacked_operations
 from fedmf.server.messages import ClippedSum
 from fedmf.terminal import interrupts
 from fedmf.training.client_work import Broadcast, ClientWork, group_sum, with_finite_examples
@@ -51,7 +51,13 @@ class ClientsInStacks(ClientWork):
 
     def sums(self, sent: Broadcast, groups: Iterable[Sequence[ClientData]]) -> Iterator[ClippedSum]:
         """Trains the clients of all groups, and yields the sum of each group's clipped updates."""
-        groups = list(groups)
+        with stacked_operations():
+            yield from self._sums(sent, list(groups))
+
+    def _sums(
+        self, sent: Broadcast, groups: Sequence[Sequence[ClientData]]
+    ) -> Iterator[ClippedSum]:
+        """Yields the sum of each group's clipped updates."""
         stacks_of_groups = [
             list(in_groups(with_finite_examples(group), self._num_slots)) for group in groups
         ]

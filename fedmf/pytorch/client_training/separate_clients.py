@@ -61,8 +61,7 @@ class EmbeddingIndices(TorchFunctionMode):
 def _by_name(
     names: tuple[str, str], args: tuple[Any, ...], keywords: dict[str, Any]
 ) -> dict[str, Any]:
-    """Returns the first two arguments of a call by their names, and removes them from its keywords.
-    """
+    """Returns the first two arguments of a call by name, and removes them from its keywords."""
     argument_by_name = dict(zip(names, args, strict=False))
     for name in names:
         if name not in argument_by_name:
@@ -77,9 +76,7 @@ class _RecordedOperations(TorchDispatchMode):
         super().__init__()
         self.names: set[str] = set()
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Records and calls an operation."""
         self.names.add(str(func.overloadpacket))
         return func(*args, **(kwargs or {}))

@@ -8,8 +8,9 @@ which follows from the run, and a step computes all of them. A check before roun
 other slots and beside other clients; a model whose updates change by that is not stacked.
 """
 
+import contextlib
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,8 +32,23 @@ from fedmf.training.examples import Epochs
 from fedmf.training.independence import Slots, check_independent, random_batch
 from fedmf.training.learner import ClientSettings
 
-# PyTorch warns of operations that torch.vmap computes for one client after the other.
+# PyTorch warns of each operation that torch.vmap computes for one client after the other.
 warnings.filterwarnings("ignore", message="There is a performance drop because we have not yet")
+
+
+@contextlib.contextmanager
+def stacked_operations() -> Iterator[None]:
+    """Turns oneDNN off inside the block, which computes recurrent layers and convolutions of one
+    client after the other.
+
+    Turning it off is for all threads, and therefore around calls of all stacks.
+    """
+    was_enabled = torch.backends.mkldnn.enabled
+    torch.backends.mkldnn.enabled = False
+    try:
+        yield
+    finally:
+        torch.backends.mkldnn.enabled = was_enabled
 
 
 class _ClientsState(NamedTuple):
@@ -222,7 +238,7 @@ class ClientStack:
     def _loss_of_slot(
         self, weights: Sequence[torch.Tensor], x: Any, y: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns the loss of one slot, and whether an index is out of the range of an embedding."""
+        """Returns the loss of one slot, and whether an index is out of the range of its embedding."""
         weight_by_name = dict(zip(self._names, weights, strict=True))
         with EmbeddingIndices() as embeddings:
             outputs = torch.func.functional_call(self._module, weight_by_name, (x,))

@@ -6,8 +6,8 @@ import math
 import pytest
 import tensorflow as tf
 
-from fedmf.training import vectorised_sizes
 from fedmf.server.messages import ClientParams
+from fedmf.training import vectorised_sizes
 from fedmf.training.client_work import Broadcast
 from fedmf.training.examples import ClientData
 from fedmf.training.learner import Machine

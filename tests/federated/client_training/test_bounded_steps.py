@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from fedmf.training import vectorised_sizes
 from fedmf.server.messages import ClientParams
+from fedmf.training import vectorised_sizes
 from fedmf.training.client_work import Broadcast
 from fedmf.training.examples import ClientData
 from tests.federated.client_training.conftest import work_of

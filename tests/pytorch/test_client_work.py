@@ -1,0 +1,257 @@
+"""How clients train: deterministic for any number of threads, and independent of each other."""
+
+import logging
+
+import numpy as np
+import pytest
+import torch
+
+from fedmf.pytorch.client_training import client_setup
+from fedmf.pytorch.client_training.one_client import ModuleClient
+from fedmf.pytorch.client_training.stacked import ClientStack
+from fedmf.server.messages import ClientParams
+from fedmf.training import vectorised_sizes
+from fedmf.training.client_data import client_data
+from fedmf.training.client_work import Broadcast
+from fedmf.training.examples import take
+from fedmf.training.learner import Machine
+from tests.pytorch import small_models
+
+PARAMS = ClientParams(clip_norm=0.05, zeroing_norm=100.0, scales=())
+MODEL_NAMES = list(small_models.MODELS)
+
+
+@pytest.fixture(params=["stacked", "one a thread"])
+def kind(request, monkeypatch):
+    """Sets each kind of client work."""
+    if request.param == "one a thread":
+        monkeypatch.setattr(vectorised_sizes, "SMALL_MODEL", 0)
+    return request.param
+
+
+def work_of(task, settings, threads=1):
+    """Returns the client work of a task and the broadcast of its initial weights."""
+    work = task.learner.client_work(task.client_settings(settings), Machine(threads=threads))
+    return work, Broadcast(task.initial_weights(settings.seed), PARAMS)
+
+
+def sums_of(work, sent, *groups):
+    """Returns all arrays of the groups' sums, with their losses, as bytes."""
+    return [
+        [array.tobytes() for array in group_sum.values] + [group_sum.loss_sum]
+        for group_sum in work.sums(sent, groups)
+    ]
+
+
+def clients_of(task, settings):
+    return [client_data(task, settings, 0, client) for client in range(len(task.client_ids))]
+
+
+@pytest.mark.parametrize("name", MODEL_NAMES)
+def test_any_number_of_threads_gives_the_same_bits(name, kind):
+    task = small_models.task(small_models.MODELS[name])
+    settings = small_models.config(client_epochs=2)
+    clients = clients_of(task, settings)
+    results = []
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        work, sent = work_of(task, settings, threads)
+        results.append(sums_of(work, sent, clients[:5], clients[5:]))
+    torch.set_num_threads(1)
+    assert results[0] == results[1] == results[2]
+    assert kind.split()[0] in work.explain()
+
+
+def test_the_caller_keeps_its_number_of_threads(kind):
+    torch.set_num_threads(2)
+    task = small_models.task()
+    settings = small_models.config()
+    work, sent = work_of(task, settings)
+    sums_of(work, sent, clients_of(task, settings))
+    assert torch.get_num_threads() == 2
+    torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize("name", MODEL_NAMES)
+def test_a_client_is_independent_of_company_and_order(name, kind):
+    task = small_models.task(small_models.MODELS[name])
+    settings = small_models.config(client_epochs=2)
+    work, sent = work_of(task, settings)
+    clients = clients_of(task, settings)
+    alone = [sums_of(work, sent, [client]) for client in clients]
+    assert [sums_of(work, sent, [client]) for client in clients[::-1]][::-1] == alone
+    # A sum of two clients is that of either order in all bits, because two numbers are added.
+    for first, second in ((0, 1), (4, 6), (3, 7)):
+        pair = [clients[first], clients[second]]
+        values = [np.frombuffer(array) for array in sums_of(work, sent, pair)[0][:-1]]
+        expected = [
+            np.frombuffer(a) + np.frombuffer(b)
+            for a, b in zip(alone[first][0][:-1], alone[second][0][:-1], strict=True)
+        ]
+        for actual, array in zip(values, expected, strict=True):
+            assert actual.tobytes() == array.tobytes()
+
+
+def test_a_client_is_independent_of_a_client_with_huge_examples(kind):
+    x, y = small_models.examples_of(small_models.perceptron, np.random.default_rng(5))
+    x[small_models.OWNERS == 1] = 1e30
+    task = small_models.task(x=x, y=y)
+    settings = small_models.config()
+    work, sent = work_of(task, settings)
+    clients = clients_of(task, settings)
+    [group_sum] = work.sums(sent, [clients[:2]])
+    [expected] = work.sums(sent, [clients[:1]])
+    assert (group_sum.zeroed, expected.zeroed) == (1, 0)
+    for actual, array in zip(group_sum.values, expected.values, strict=True):
+        assert actual.tobytes() == array.tobytes()
+
+
+@pytest.mark.parametrize("index", [16, -1, 17])
+def test_a_word_out_of_range_reaches_no_other_client(index, kind):
+    """torch.vmap lays the embeddings of clients end to end: index 16 of a client is row 0 of the
+    next one.
+    """
+    x, y = small_models.examples_of(small_models.Words, np.random.default_rng(5))
+    x[small_models.OWNERS == 1, 0] = index
+    task = small_models.task(small_models.Words, x=x, y=y)
+    settings = small_models.config()
+    work, sent = work_of(task, settings)
+    with pytest.raises(IndexError, match="index out of range"):
+        sums_of(work, sent, clients_of(task, settings))
+
+
+def fill_rows(outputs, labels):
+    """Returns a loss by an operation in which torch.vmap mixes clients."""
+    filled = torch.index_fill(outputs, 1, labels, 0.0)
+    return filled.square().sum()
+
+
+def test_operations_by_which_vmap_mixes_clients_are_not_stacked():
+    task = small_models.task(loss=fill_rows)
+    work, _ = work_of(task, small_models.config())
+    assert "aten.index_fill" in work.explain()
+    assert work.explain().startswith("one client a thread")
+
+
+class WithHook(torch.nn.Module):
+    """A model with a hook on a parameter, which torch.func would not call."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 3)
+        self.layer.weight.register_hook(lambda gradient: gradient * 2)
+
+    def forward(self, x):
+        return self.layer(x)
+
+
+class ByValue(torch.nn.Module):
+    """A model that decides by a value, which torch.vmap does not have."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.layer(x) * (2 if x.sum() > 0 else 3)
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [(WithHook, "a parameter has a hook"), (ByValue, "torch.vmap cannot run the model")],
+)
+def test_what_vmap_cannot_run_trains_one_client_a_thread(model, reason, caplog):
+    client_setup._log_once.cache_clear()
+    task = small_models.task(model)
+    with caplog.at_level(logging.INFO, logger="fedmf"):
+        work, sent = work_of(task, small_models.config())
+    assert reason in work.explain()
+    assert [record.message for record in caplog.records] == [f"task 'small': {work.explain()}"]
+    assert sums_of(work, sent, clients_of(task, small_models.config()))
+
+
+def test_a_hook_on_a_parameter_is_called(tmp_path):
+    settings = small_models.config(client_epochs=1, client_learning_rate=0.1)
+    work, sent = work_of(small_models.task(WithHook), settings)
+    clients = clients_of(small_models.task(), settings)[3:4]
+    plain_task = small_models.task(lambda: torch.nn.Sequential(torch.nn.Linear(4, 3)))
+    plain_work, _ = work_of(plain_task, settings)
+    [with_hook] = work.sums(sent, [clients])
+    [without] = plain_work.sums(sent, [clients])
+    assert np.linalg.norm(with_hook.values[0]) != np.linalg.norm(without.values[0])
+
+
+def test_states_of_the_caller_do_not_matter(kind):
+    task = small_models.task()
+    settings = small_models.config()
+    clients = clients_of(task, settings)
+    work, sent = work_of(task, settings)
+    expected = sums_of(work, sent, clients)
+    with torch.no_grad(), torch.autocast("cpu"):
+        work, _ = work_of(task, settings)
+        assert sums_of(work, sent, clients) == expected
+
+
+def test_a_model_may_overwrite_its_inputs_and_its_weights(kind):
+    class InPlace(torch.nn.Module):
+        """A model that clamps its weights and its inputs in place."""
+
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(4, 3)
+
+        def forward(self, x):
+            with torch.no_grad():
+                self.layer.weight.clamp_(-0.2, 0.2)
+            return self.layer(x.mul_(2))
+
+    task = small_models.task(InPlace)
+    settings = small_models.config(client_epochs=2)
+    work, sent = work_of(task, settings)
+    clients = clients_of(task, settings)
+    weights_before = [weight.tobytes() for weight in sent.weights]
+    first = sums_of(work, sent, clients)
+    assert [weight.tobytes() for weight in sent.weights] == weights_before
+    assert sums_of(work, sent, clients_of(task, settings)) == first
+
+
+def test_weights_of_examples_scale_their_losses(kind):
+    settings = small_models.config()
+    weights = np.random.default_rng(0).uniform(0, 2, len(small_models.OWNERS))
+    task = small_models.task(sample_weight=weights)
+    work, sent = work_of(task, settings)
+    client = client_data(task, settings, 0, 0)
+    [group_sum] = work.sums(sent._replace(params=PARAMS._replace(clip_norm=1e6)), [[client]])
+    model = task.build_model(settings.seed)
+    loss_sum = 0.0
+    for x, y in task.client_settings(settings).batches(client.epochs):
+        losses = torch.nn.functional.cross_entropy(
+            model(torch.tensor(x)), torch.tensor(y.labels), reduction="none"
+        )
+        loss = (losses * torch.tensor(y.weights)).sum() / len(y.weights)
+        model.zero_grad()
+        loss.backward()
+        torch.optim.SGD(model.parameters(), lr=0.1).step()
+        loss_sum += loss.item() * len(y.weights)
+    assert group_sum.loss_sum == pytest.approx(loss_sum, rel=1e-6)
+    for array, parameter, before in zip(
+        group_sum.values, model.parameters(), sent.weights, strict=True
+    ):
+        np.testing.assert_allclose(before - array, parameter.detach().numpy(), atol=1e-6)
+
+
+def test_no_step_of_fine_tuning_is_longer_than_its_bound():
+    task = small_models.task()
+    settings = small_models.config()
+    client_settings = task.client_settings(settings, max_step_norm=1e-3)
+    device = torch.device("cpu")
+    sent = Broadcast(task.initial_weights(3), PARAMS._replace(clip_norm=1e6))
+    client = client_data(task, settings, 0, 0)
+    stack_sum = ClientStack(task.learner, client_settings, 16, device)(sent, [client.epochs])
+    single = ModuleClient(task.learner, client_settings, device)
+    one_step, _ = single.train(sent.weights, [take(client.epochs[0], slice(0, 3))])
+    assert sum(leaf.double().square().sum() for leaf in one_step).sqrt() == pytest.approx(
+        1e-3, 1e-5
+    )
+    for stacked, leaf in zip(stack_sum.values, single(sent, client.epochs).values, strict=True):
+        np.testing.assert_allclose(stacked, leaf, atol=1e-8)
