@@ -44,7 +44,6 @@ class TorchLearner(ModelFunctions, Learner):
 
     errors: ClassVar[tuple[type[Exception], ...]] = (RuntimeError, IndexError)
     packages: ClassVar[tuple[str, ...]] = ("torch",)
-    devices: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
 
     def initial_weights(self, seed: int) -> list[np.ndarray]:
         """Returns the parameters with gradients that the module has when it is built with this
@@ -79,6 +78,15 @@ class TorchLearner(ModelFunctions, Learner):
     def fingerprint(self, seed: int) -> dict[str, str]:
         """Returns texts that change if submodules, loss or initial weights of the module change."""
         return fingerprint(self, self.build_model(seed))
+
+    def check_device(self, device: str) -> None:
+        """Checks that the device is "cpu", or "cuda" on a machine that has a GPU."""
+        checks.one_of("device", device, ("cpu", "cuda"))
+        if device == "cuda" and not torch.cuda.is_available():
+            raise ValueError(
+                "device='cuda' needs a GPU and a build of PyTorch for it, and torch.cuda finds "
+                "none here: use device='cpu'"
+            )
 
     def frozen_weights(self, seed: int) -> FrozenWeights:
         """Returns the number and a digest of the parameters without gradients and the buffers."""
@@ -141,7 +149,7 @@ class TorchLearner(ModelFunctions, Learner):
     def export(
         self, weights: Sequence[np.ndarray], seed: int, path: pathlib.Path
     ) -> torch.nn.Module:
-        """Saves the state_dict of a module with these weights, as FILE.pt, and returns the module."""
+        """Saves the state_dict of a module with these weights as FILE.pt. Returns the module."""
         if path.suffix != ".pt":
             raise ValueError(
                 f"out={str(path)!r} cannot hold the PyTorch model of task {self.name!r}: name a "

@@ -151,14 +151,12 @@ class Learner(abc.ABC):
       errors: exceptions that training and evaluation raise if examples do not fit the model, beside
         TypeError and ValueError.
       packages: names of the packages whose versions must agree on all machines of a run.
-      devices: names of the devices on which clients can train; empty if there is no choice.
       takes_no_weights: description of the component that does not support weights of examples, for
         errors; empty if the learner supports them.
     """
 
     errors: ClassVar[tuple[type[Exception], ...]] = ()
     packages: ClassVar[tuple[str, ...]] = ()
-    devices: ClassVar[tuple[str, ...]] = ()
     takes_no_weights: str = ""
 
     @abc.abstractmethod
@@ -204,6 +202,17 @@ class Learner(abc.ABC):
         Args:
           seed: seed of the run.
         """
+
+    def check_device(self, device: str) -> None:
+        """Checks that clients can train on a device of this machine, such as "cuda".
+
+        Raises:
+          ValueError: the machine has no such device, or learners of this class have no choice.
+        """
+        raise ValueError(
+            f"device={device!r} is for PyTorch models, and this task has a {type(self).__name__}: "
+            "leave it out"
+        )
 
     def frozen_weights(self, seed: int) -> FrozenWeights:
         """Returns the number and a digest of the weights that are not trained, for the privacy

@@ -69,18 +69,12 @@ def _check_device(task: Task, options: RunOptions) -> None:
     """Raises a ValueError if the learner of a task cannot train on the device of the options."""
     if options.device is None:
         return
-    learner_devices = task.learner.devices
-    if not learner_devices:
-        raise ValueError(
-            f"device={options.device!r} is for PyTorch models, and the learner of task "
-            f"{task.name!r} is a {type(task.learner).__name__}: leave it out"
-        )
+    task.learner.check_device(options.device)
     if options.cluster is not None:
         raise ValueError(
             f"device={options.device!r} is that of this machine, and workers of a cluster train "
             "on their processors: leave one of them out"
         )
-    checks.one_of("device", options.device, learner_devices)
 
 
 def _check_callbacks(value: Any) -> list[Callback]:

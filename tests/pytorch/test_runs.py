@@ -163,9 +163,13 @@ def build_words(seed):
     return small_models.Words()
 
 
-def test_a_device_is_for_learners_that_have_one(tmp_path):
+def test_a_device_is_one_of_this_machine(tmp_path):
     with pytest.raises(ValueError, match="device"):
         small_models.train(tmp_path / "run", device="tpu")
+    if not torch.cuda.is_available():
+        with pytest.raises(ValueError, match="device='cuda' needs a GPU"):
+            small_models.train(tmp_path / "run", device="cuda")
+    assert not (tmp_path / "run").exists()
     small_models.train(tmp_path / "run", device="cpu", callbacks=[pytorch.StopAfter(1)])
 
 

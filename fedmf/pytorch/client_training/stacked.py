@@ -238,7 +238,7 @@ class ClientStack:
     def _loss_of_slot(
         self, weights: Sequence[torch.Tensor], x: Any, y: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns the loss of one slot, and whether an index is out of the range of its embedding."""
+        """Returns the loss of one slot, and whether an index of an embedding is out of range."""
         weight_by_name = dict(zip(self._names, weights, strict=True))
         with EmbeddingIndices() as embeddings:
             outputs = torch.func.functional_call(self._module, weight_by_name, (x,))
