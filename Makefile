@@ -54,7 +54,7 @@ test-flower: .venv-flower/.installed
 
 # PyTorch without TensorFlow, in an environment of its own.
 test-torch: .venv-torch/.installed
-	OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 .venv-torch/bin/python -m pytest -q -m "not slow" --doctest-ignore-import-errors tests/pytorch fedmf/pytorch
+	OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 .venv-torch/bin/python -m pytest -q -m "not slow" tests/pytorch
 
 # What needs TensorFlow and no TensorFlow Federated, on Python 3.13.
 MODERN = $(call core_python,13)

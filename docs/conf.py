@@ -58,6 +58,7 @@ nb_render_markdown_format = "myst"
 # The reference is made without TensorFlow: see CONTRIBUTING.md, "The site".
 autodoc_mock_imports = [
     "flwr",
+    "torch",
     "grpc",
     "ray",
     "tensorflow",

@@ -7,7 +7,6 @@ import json
 import pathlib
 import re
 import tomllib
-import types
 
 import numpy as np
 import pytest
@@ -19,7 +18,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 INDEX = (ROOT / "docs" / "index.md").read_text()
 # The snippets: a run, TFF, Flower, a server and PyTorch. tests/flower runs that of Flower.
-RUN, TFF, FLOWER, SERVER, TORCH = re.findall(r"```python\n(.*?)```", README, re.S)
+RUN, TFF, FLOWER, SERVER, _ = re.findall(r"```python\n(.*?)```", README, re.S)
 [PLAN] = re.findall(r"^(plan = .*)$", RUN, re.M)
 
 
@@ -80,28 +79,6 @@ def test_the_own_server_trains_a_round(plan):
     assert len(trained_clients) == 5
     assert names["server"].round == 1
     assert all(np.any(array) for array in names["weights"])
-
-
-def test_the_pytorch_snippet_moves_the_parameters_by_the_release(plan):
-    """A substitute in numpy has the names of PyTorch that the snippet uses."""
-    parameters = [types.SimpleNamespace(data=np.zeros(shape, np.float32)) for shape in [(2, 3), 4]]
-    model = types.SimpleNamespace(parameters=lambda: parameters)
-    shapes = [parameter.data.shape for parameter in parameters]
-    server = fedmf.Server(plan, shapes=shapes, clients_per_round=5, noise_seed="os")
-
-    def train_client(client, model):
-        return [np.full_like(parameter.data, 0.1) for parameter in model.parameters()]
-
-    names = {
-        "server": server,
-        "clients": range(20),
-        "train_client": train_client,
-        "model": model,
-        "torch": types.SimpleNamespace(from_numpy=np.asarray),
-    }
-    execute(TORCH, names)
-    for parameter, step in zip(parameters, server.last_release, strict=True):
-        np.testing.assert_array_equal(parameter.data, step)
 
 
 @pytest.mark.tensorflow

@@ -1,6 +1,7 @@
 """The data, the PyTorch model and the loss of a federated learning task."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
@@ -12,6 +13,9 @@ from fedmf.pytorch.learner import TorchLearner
 from fedmf.pytorch.model_functions import TensorFunction, seeded
 from fedmf.training.examples import Examples
 from fedmf.training.learner import Learner
+
+# Losses whose mean over a batch is divided by the sum of the weights of the labels' classes.
+_WEIGHTED_MEANS = (torch.nn.functional.cross_entropy, torch.nn.functional.nll_loss)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -140,6 +144,11 @@ def _check_functions(task: Task) -> None:
     checks.function("build_model", task.build_model, num_arguments=1, hint=hint)
     hint = "pass a function (outputs, labels), such as torch.nn.functional.cross_entropy"
     _check_function("loss", task.loss, hint)
+    if _divides_by_weights(task.loss):
+        raise ValueError(
+            f"loss of task {task.name!r} has a weight for each class and divides by it, so that it "
+            "has no effect on single examples: leave it out, and give the task a class_weight"
+        )
     if not isinstance(task.metrics, Mapping):
         raise TypeError(
             f"metrics of task {task.name!r} is a {type(task.metrics).__name__}: give a dict, such "
@@ -148,6 +157,17 @@ def _check_functions(task: Task) -> None:
     for name, metric in task.metrics.items():
         fields.plain_text("the name of a metric", name)
         _check_function(f"metric {name!r}", metric, "pass a function (outputs, labels)")
+
+
+def _divides_by_weights(loss: Any) -> bool:
+    """Returns whether a loss has class weights and is the mean over the weights of the labels."""
+    if isinstance(loss, torch.nn.NLLLoss | torch.nn.CrossEntropyLoss):
+        return loss.weight is not None and loss.reduction == "mean"
+    if not isinstance(loss, functools.partial):
+        return False
+    is_weighted = loss.keywords.get("weight") is not None
+    has_mean = loss.keywords.get("reduction", "mean") == "mean"
+    return loss.func in _WEIGHTED_MEANS and is_weighted and has_mean
 
 
 def _check_function(name: str, value: Any, hint: str) -> None:

@@ -151,11 +151,13 @@ class RunSetup:
                 "digest": digest(self.task.initial_weights(self.config.seed)),
                 "given": self.task.has_given_weights,
             },
-            "frozen_weights": self.task.learner.frozen_weights(self.config.seed)._asdict(),
             "server_optimizer": self.server_optimizer.record(),
             "versions": installed_versions(),
             "date": today(),
         }
+        frozen_weights = self.task.learner.frozen_weights(self.config.seed)
+        if frozen_weights.number:
+            plan_content["frozen_weights"] = frozen_weights._asdict()
         folder.write_json("plan", plan_content)
         statement_by_name = statement_values(
             plan,

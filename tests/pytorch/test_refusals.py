@@ -1,5 +1,6 @@
 """Models and losses for which the guarantee would not hold, or that cannot be trained."""
 
+import functools
 import re
 
 import numpy as np
@@ -172,6 +173,11 @@ def loss_with_item(outputs, labels):
         ({"loss": vector_loss}, r"loss of one example has the shape \(2,\)"),
         ({"loss": loss_with_item}, "vmap"),
         ({"loss": nn.CrossEntropyLoss}, r"class CrossEntropyLoss.*or an object of the class"),
+        ({"loss": nn.CrossEntropyLoss(weight=torch.ones(3))}, "give the task a class_weight"),
+        (
+            {"loss": functools.partial(nn.functional.cross_entropy, weight=torch.ones(3))},
+            "give the task a class_weight",
+        ),
         ({"model": nn.Linear(4, 3)}, "model is the module Linear.*lambda: Net()"),
         ({"metrics": [small_models.accuracy]}, "metrics of task 'small' is a list: give a dict"),
         ({"metrics": {"accuracy": lambda outputs: 0.0}}, "metric 'accuracy'.* 2 arguments"),

@@ -5,6 +5,7 @@ The choice is made on each machine that trains clients, which may be a worker of
 
 import functools
 import logging
+import textwrap
 
 import torch
 
@@ -18,6 +19,9 @@ from fedmf.training import vectorised_sizes
 from fedmf.training.client_work import ClientWork, cores
 from fedmf.training.execution.in_threads import ClientsInThreads
 from fedmf.training.learner import ClientSettings, Machine
+
+# Maximal length of an error's text in the reason for a kind of client work.
+_MAX_CHARACTERS = 200
 
 
 def client_work(
@@ -46,8 +50,8 @@ def client_work(
         except Exception as error:
             # Any type of error is caught, because a user's module may raise any type under
             # torch.vmap.
-            first_line = next(iter(str(error).splitlines()), "")
-            reason = f"torch.vmap cannot run the model ({type(error).__name__}: {first_line})"
+            error_text = textwrap.shorten(str(error), _MAX_CHARACTERS, placeholder="...")
+            reason = f"torch.vmap cannot run the model ({type(error).__name__}: {error_text})"
     if work is None:
         work = ClientsInThreads(
             functools.partial(ModuleClient, functions, settings, device),
