@@ -18,12 +18,12 @@ from sphinx.ext.autodoc.mock import _MockObject, mock
 from sphinx.ext.napoleon import GoogleDocstring
 from sphinx.util.nodes import make_refnode
 
-PACKAGES = ("fedmf", "fedmf.federated", "fedmf.flower", "fedmf.partition")
+PACKAGES = ("fedmf", "fedmf.pytorch", "fedmf.federated", "fedmf.flower", "fedmf.partition")
 # Types of these are shown and not linked: their references are on other sites.
 _ELSEWHERE = (
     "collections", "dp_accounting", "flwr", "np", "numpy", "os", "pathlib", "tensorflow",
     "tensorflow_federated", "tensorflow_privacy", "tf", "tff",
-    "tfp", "types", "typing",
+    "tfp", "torch", "types", "typing",
 )  # fmt: skip
 
 
