@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedmf.training import vectorised_sizes
+from fedmf.pytorch.client_training import client_setup
 from fedmf.training.client_data import client_data
 from tests.pytorch import small_models
 
@@ -72,7 +72,7 @@ def check_equal(task, settings, folder, optimizer, proximal=0.0):
 @pytest.mark.parametrize("name", small_models.MODELS)
 def test_a_run_is_federated_averaging(name, is_stacked, tmp_path, monkeypatch):
     if not is_stacked:
-        monkeypatch.setattr(vectorised_sizes, "SMALL_MODEL", 0)
+        monkeypatch.setattr(client_setup, "SMALL_MODEL", 0)
     task = small_models.task(small_models.MODELS[name])
     settings = without_privacy()
     check_equal(
@@ -83,7 +83,7 @@ def test_a_run_is_federated_averaging(name, is_stacked, tmp_path, monkeypatch):
 @pytest.mark.parametrize("is_stacked", [True, False])
 def test_fedprox_draws_clients_to_the_weights_of_the_round(is_stacked, tmp_path, monkeypatch):
     if not is_stacked:
-        monkeypatch.setattr(vectorised_sizes, "SMALL_MODEL", 0)
+        monkeypatch.setattr(client_setup, "SMALL_MODEL", 0)
     settings = without_privacy(proximal_strength=0.7, client_momentum=0.0)
     check_equal(
         small_models.task(), settings, tmp_path / "run",
@@ -94,7 +94,7 @@ def test_fedprox_draws_clients_to_the_weights_of_the_round(is_stacked, tmp_path,
 @pytest.mark.parametrize("is_stacked", [True, False])
 def test_adam_of_clients_is_that_of_pytorch(is_stacked, tmp_path, monkeypatch):
     if not is_stacked:
-        monkeypatch.setattr(vectorised_sizes, "SMALL_MODEL", 0)
+        monkeypatch.setattr(client_setup, "SMALL_MODEL", 0)
     settings = without_privacy(
         client_optimizer="adam", client_momentum=0.0, client_learning_rate=0.01, rounds=1
     )

@@ -10,7 +10,6 @@ from fedmf.pytorch.client_training import client_setup
 from fedmf.pytorch.client_training.one_client import ModuleClient
 from fedmf.pytorch.client_training.stacked import ClientStack
 from fedmf.server.messages import ClientParams
-from fedmf.training import vectorised_sizes
 from fedmf.training.client_data import client_data
 from fedmf.training.client_work import Broadcast
 from fedmf.training.examples import take
@@ -25,7 +24,7 @@ MODEL_NAMES = list(small_models.MODELS)
 def kind(request, monkeypatch):
     """Sets each kind of client work."""
     if request.param == "one a thread":
-        monkeypatch.setattr(vectorised_sizes, "SMALL_MODEL", 0)
+        monkeypatch.setattr(client_setup, "SMALL_MODEL", 0)
     return request.param
 
 

@@ -20,6 +20,11 @@ from fedmf.training.client_work import ClientWork, cores
 from fedmf.training.execution.in_threads import ClientsInThreads
 from fedmf.training.learner import ClientSettings, Machine
 
+# Models with at most this many parameters are stacked on a processor. With larger models the
+# arithmetic takes more time than the calls of operations, and stacked convolutions and recurrent
+# layers are slower: 16 stacked clients took 0.3 of the time of single ones with a perceptron of
+# 27,000 parameters, 0.8 with an LSTM of 21,000, and 1.5 with a convolutional network of 59,000.
+SMALL_MODEL = 30_000
 # Maximal length of an error's text in the reason for a kind of client work.
 _MAX_CHARACTERS = 200
 
@@ -27,7 +32,8 @@ _MAX_CHARACTERS = 200
 def client_work(
     functions: ModelFunctions, settings: ClientSettings, machine: Machine
 ) -> ClientWork:
-    """Returns the object that trains clients, and logs how it trains them and why.
+    """Returns the object that trains clients, and logs how it trains them and why. That a small
+    model cannot be stacked is a warning.
 
     Args:
       functions: the task's functions.
@@ -39,6 +45,7 @@ def client_work(
     num_parameters = sum(parameter.numel() for parameter in parameters)
     num_threads = cores() if machine.threads is None else machine.threads
     work: ClientWork | None = None
+    level = logging.INFO
     reason = _reason_against_stacks(num_parameters)
     if not reason:
         num_slots = vectorised_sizes.slots_per_call(settings, num_parameters)
@@ -50,6 +57,7 @@ def client_work(
         except Exception as error:
             # Any type of error is caught, because a user's module may raise any type under
             # torch.vmap.
+            level = logging.WARNING
             error_text = textwrap.shorten(str(error), _MAX_CHARACTERS, placeholder="...")
             reason = f"torch.vmap cannot run the model ({type(error).__name__}: {error_text})"
     if work is None:
@@ -59,21 +67,21 @@ def client_work(
             threads=num_threads,
             reason=reason,
         )
-    _log_once(f"task {functions.name!r}: {work.explain()}")
+    _log_once(f"task {functions.name!r}: {work.explain()}", level)
     return OneThreadWork(work)
 
 
 def _reason_against_stacks(num_parameters: int) -> str:
     """Returns why clients of a model of this size are not stacked; empty if they may be."""
-    if vectorised_sizes.is_small(num_parameters):
+    if num_parameters <= SMALL_MODEL:
         return ""
     return (
         f"the model has {num_parameters} parameters, and stacked steps are slower from "
-        f"{vectorised_sizes.SMALL_MODEL} on"
+        f"{SMALL_MODEL} on"
     )
 
 
 @functools.cache
-def _log_once(sentence: str) -> None:
+def _log_once(sentence: str, level: int) -> None:
     """Logs a sentence, unless this process has logged it before."""
-    logging.getLogger("fedmf").info(sentence)
+    logging.getLogger("fedmf").log(level, sentence)

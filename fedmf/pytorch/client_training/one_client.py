@@ -111,13 +111,11 @@ class ModuleClient:
                 loss, self._parameters, allow_unused=True, materialize_grads=True
             )
             with torch.no_grad():
-                state, new_weights = self._optimizer.next(
+                state = self._optimizer.step(
                     state,
                     [parameter.detach() for parameter in self._parameters],
                     [gradient.to_dense() for gradient in gradients],
                 )
-                for parameter, new_weight in zip(self._parameters, new_weights, strict=True):
-                    parameter.copy_(new_weight)
             loss_sum += float(loss.detach()) * count(batch)
         self._frozen.check()
         update = [

@@ -56,9 +56,35 @@ class ClientOptimizer:
             xp=TensorFunctions(device),
         )
 
+        # A step of plain SGD needs no copy of the weights.
+        self._is_plain = (
+            settings.optimizer == "sgd"
+            and not settings.momentum
+            and not settings.proximal_strength
+            and math.isinf(settings.max_step_norm)
+        )
+
     def initial(self, weights: Sequence[torch.Tensor]) -> OptimizerState:
         """Returns the optimizer's state before the first step from these weights."""
         return self._optimizer.initial(weights)
+
+    def step(
+        self,
+        state: OptimizerState,
+        weights: Sequence[torch.Tensor],
+        gradients: Sequence[torch.Tensor],
+    ) -> OptimizerState:
+        """Takes a step of one client, which is written to its weights, and returns the optimizer's
+        state.
+        """
+        if self._is_plain:
+            for weight, gradient in zip(weights, gradients, strict=True):
+                weight.sub_(gradient * self._rate)
+            return state
+        state, new_weights = self.next(state, weights, gradients)
+        for weight, new_weight in zip(weights, new_weights, strict=True):
+            weight.copy_(new_weight)
+        return state
 
     def next(
         self,
