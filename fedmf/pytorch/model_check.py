@@ -229,7 +229,7 @@ def _changed_names(
 
 
 def _check_evaluation(functions: ModelFunctions, task: TaskData, config: TrainConfig) -> None:
-    """Evaluates a batch twice.
+    """Evaluates a batch, another one, and the first one again.
 
     Raises:
       ValueError: a metric fails or is no pure function, or private metrics are not between 0 and 1.
@@ -238,9 +238,11 @@ def _check_evaluation(functions: ModelFunctions, task: TaskData, config: TrainCo
     evaluate = ModuleEvaluator(functions, settings)
     examples = task.split("validation")
     batch = take(examples, slice(0, task.batch_size))
+    last_example = take(examples, np.array([count(examples) - 1]))
     weights = _trained_weights(functions.build_model(config.seed))
     try:
         metric_values = evaluate(weights, batch).values
+        evaluate(weights, last_example)
         repeated_values = evaluate(weights, batch).values
     except Exception as error:
         raise ValueError(

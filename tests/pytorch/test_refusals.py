@@ -38,6 +38,15 @@ class WithHiddenState(nn.Module):
         return outputs
 
 
+class RemembersEvaluations(WithHiddenState):
+    """A model with a state in evaluation alone."""
+
+    def forward(self, x):
+        if self.training:
+            return self.layer(x)
+        return super().forward(x)
+
+
 class WithNoise(nn.Module):
     """A model that draws random numbers in training."""
 
@@ -97,6 +106,7 @@ REFUSED = {
     ),
     "a buffer that changes": (WithBuffer, "changes calls, which would carry a client's data"),
     "a state between calls": (WithHiddenState, "another update after another client"),
+    "a state in evaluation": (RemembersEvaluations, "different metrics for the same examples"),
     "dropout": (layers(nn.Dropout(0.5)), r"layer '1' \(Dropout\).*leave out dropout"),
     "random numbers": (WithNoise, "draws random numbers"),
     "whole numbers": (

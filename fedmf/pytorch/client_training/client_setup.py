@@ -44,6 +44,9 @@ def client_work(
     parameters = trained_parameters(functions.build_model(settings.seed)).values()
     num_parameters = sum(parameter.numel() for parameter in parameters)
     num_threads = cores() if machine.threads is None else machine.threads
+    if device.type != "cpu":
+        # Clients share a GPU, which computes one call after the other.
+        num_threads = 1
     work: ClientWork | None = None
     level = logging.INFO
     reason = _reason_against_stacks(num_parameters)
