@@ -3,7 +3,7 @@
 import concurrent.futures
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,14 +20,6 @@ from fedmf.training.learner import ClientSettings, Evaluation
 MAX_BATCH_EXAMPLES = 256
 # Largest number of bytes for the outputs of one batch.
 MAX_OUTPUT_BYTES = 2**25
-
-
-class _BatchValues(NamedTuple):
-    """The loss and the metrics of a batch, each summed over its examples, in the order of their
-    names.
-    """
-
-    sums: list[float]
 
 
 class ModuleEvaluator:
@@ -61,20 +53,20 @@ class ModuleEvaluator:
                 take(examples, slice(start, start + self._batch_size))
                 for start in range(0, num_examples, self._batch_size)
             )
-            sums_of_batches = [batch.sums for batch in self._pool.map(self._evaluate, batches)]
+            sums_of_batches = list(self._pool.map(self._evaluate, batches))
         means = [math.fsum(sums) / num_examples for sums in zip(*sums_of_batches, strict=True)]
         names = ["loss", *(name for name in self._functions.metrics if name != "loss")]
         value_by_name = dict(zip(names, means, strict=True))
         undefined_names = (name for name, value in value_by_name.items() if math.isnan(value))
         return Evaluation(value_by_name, frozenset(undefined_names))
 
-    def _evaluate(self, batch: Examples) -> _BatchValues:
-        """Returns the loss and the metrics of a batch."""
+    def _evaluate(self, batch: Examples) -> list[float]:
+        """Returns the loss and the metrics of a batch, each summed over its examples."""
         torch.set_num_threads(1)
         with torch.no_grad(), torch.autocast(self._device.type, enabled=False):
             x, labels = as_tensors(batch, self._device)
             outputs = self._module(x)
-            metrics = {name: function for name, function in self._functions.metrics.items()}
+            metrics = dict(self._functions.metrics)
             loss_metric = metrics.pop("loss", None)
             if loss_metric is None:
                 loss = float(example_losses(self._functions.loss, outputs, labels).double().sum())
@@ -84,7 +76,7 @@ class ModuleEvaluator:
                 _sum_over_examples(name, function, outputs, labels, count(batch))
                 for name, function in metrics.items()
             ]
-        return _BatchValues([loss, *metric_sums])
+        return [loss, *metric_sums]
 
     def _affordable_batch_size(self, examples: Examples) -> int:
         """Returns a batch size for the evaluation, a power of two, with outputs of at most

@@ -4,7 +4,7 @@ import dataclasses
 import os
 import pathlib
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -179,12 +179,11 @@ class _StartingFrom:
       weights: arrays for `saved_tensors` of the module.
     """
 
-    build_model: object
+    build_model: Callable[[int], torch.nn.Module]
     weights: Sequence[np.ndarray]
 
     def __call__(self, seed: int) -> torch.nn.Module:
         """Returns the module."""
-        assert callable(self.build_model)
-        module: torch.nn.Module = self.build_model(seed)
+        module = self.build_model(seed)
         copy_arrays(self.weights, list(saved_tensors(module).values()))
         return module

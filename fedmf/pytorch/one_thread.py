@@ -1,7 +1,7 @@
 """The state of PyTorch in which clients train, whatever the caller has set."""
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 
@@ -41,15 +41,21 @@ def training_mode(device: torch.device) -> Iterator[None]:
         yield
 
 
-class OneThreadWork(ClientWork):
+class TorchWork(ClientWork):
     """Client work in which each operation of PyTorch has one thread.
 
     Args:
       work: client work that trains the clients in `training_mode`.
+      settings_of_round: returns a context manager that sets what else all threads of a round share.
     """
 
-    def __init__(self, work: ClientWork) -> None:
+    def __init__(
+        self,
+        work: ClientWork,
+        settings_of_round: Callable[[], contextlib.AbstractContextManager[None]],
+    ) -> None:
         self._work = work
+        self._settings_of_round = settings_of_round
 
     def explain(self) -> str:
         """Returns the sentence of the client work that trains."""
@@ -57,5 +63,5 @@ class OneThreadWork(ClientWork):
 
     def sums(self, sent: Broadcast, groups: Iterable[Sequence[ClientData]]) -> Iterator[ClippedSum]:
         """Trains the clients of all groups, and yields the sum of each group's clipped updates."""
-        with one_thread():
+        with one_thread(), self._settings_of_round():
             yield from self._work.sums(sent, groups)

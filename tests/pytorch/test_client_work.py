@@ -252,5 +252,5 @@ def test_no_step_of_fine_tuning_is_longer_than_its_bound():
     assert sum(leaf.double().square().sum() for leaf in one_step).sqrt() == pytest.approx(
         1e-3, 1e-5
     )
-    for stacked, leaf in zip(stack_sum.values, single(sent, client.epochs).values, strict=True):
+    for stacked, leaf in zip(stack_sum.values, single(sent, [client.epochs]).values, strict=True):
         np.testing.assert_allclose(stacked, leaf, atol=1e-8)

@@ -51,8 +51,9 @@ class KerasClient:
         # in only one thread at a time, and clients train in several threads.
         self._traced_training.get_concrete_function()
 
-    def __call__(self, sent: Broadcast, epochs: Epochs) -> ClientResult:
-        """Trains a client on its epochs, and returns its clipped update and its loss."""
+    def __call__(self, sent: Broadcast, clients: Sequence[Epochs]) -> ClientResult:
+        """Trains one client on its epochs, and returns its clipped update and its loss."""
+        [epochs] = clients
         x, y = tf.nest.pack_sequence_as(self._batch_specs, concatenated_epochs([epochs]))
         client_batches = list_batches([epochs], self._batch_size)
         batch_ends = client_batches.start + client_batches.size
@@ -139,8 +140,9 @@ class CompiledClient:
         # call it.
         self._traced_clipping.get_concrete_function()
 
-    def __call__(self, sent: Broadcast, epochs: Epochs) -> ClientResult:
-        """Trains a client for one epoch, and returns its clipped update and its loss."""
+    def __call__(self, sent: Broadcast, clients: Sequence[Epochs]) -> ClientResult:
+        """Trains one client for one epoch, and returns its clipped update and its loss."""
+        [epochs] = clients
         weights = [np.ascontiguousarray(weight) for weight in sent.weights]
         x, y = (np.ascontiguousarray(array) for array in epochs[0])
         if math.isinf(self._largest_step):

@@ -3,18 +3,19 @@
 The choice is made on each machine that trains clients, which may be a worker of a cluster.
 """
 
+import contextlib
 import functools
 import logging
 import textwrap
+from collections.abc import Callable
 
 import torch
 
-from fedmf.pytorch.client_training.in_stacks import ClientsInStacks
 from fedmf.pytorch.client_training.one_client import ModuleClient
 from fedmf.pytorch.client_training.stacked import ClientStack, stacked_operations
 from fedmf.pytorch.model_functions import ModelFunctions
 from fedmf.pytorch.module_tensors import trained_parameters
-from fedmf.pytorch.one_thread import OneThreadWork, one_thread
+from fedmf.pytorch.one_thread import TorchWork, one_thread
 from fedmf.training import vectorised_sizes
 from fedmf.training.client_work import ClientWork, cores
 from fedmf.training.execution.in_threads import ClientsInThreads
@@ -47,41 +48,40 @@ def client_work(
     if device.type != "cpu":
         # Clients share a GPU, which computes one call after the other.
         num_threads = 1
-    work: ClientWork | None = None
-    level = logging.INFO
-    reason = _reason_against_stacks(num_parameters)
-    if not reason:
-        num_slots = vectorised_sizes.slots_per_call(settings, num_parameters)
-        make_stack = functools.partial(ClientStack, functions, settings, num_slots, device)
-        try:
-            with one_thread(), stacked_operations():
-                make_stack().check()
-            work = ClientsInStacks(make_stack, num_slots, num_threads, num_parameters)
-        except Exception as error:
-            # Any type of error is caught, because a user's module may raise any type under
-            # torch.vmap.
-            level = logging.WARNING
-            error_text = textwrap.shorten(str(error), _MAX_CHARACTERS, placeholder="...")
-            reason = f"torch.vmap cannot run the model ({type(error).__name__}: {error_text})"
-    if work is None:
-        work = ClientsInThreads(
-            functools.partial(ModuleClient, functions, settings, device),
-            shapes=[tuple(parameter.shape) for parameter in parameters],
-            threads=num_threads,
-            reason=reason,
-        )
-    _log_once(f"task {functions.name!r}: {work.explain()}", level)
-    return OneThreadWork(work)
-
-
-def _reason_against_stacks(num_parameters: int) -> str:
-    """Returns why clients of a model of this size are not stacked; empty if they may be."""
-    if num_parameters <= SMALL_MODEL:
-        return ""
-    return (
+    make_work = functools.partial(
+        ClientsInThreads,
+        shapes=[tuple(parameter.shape) for parameter in parameters],
+        threads=num_threads,
+    )
+    num_slots = vectorised_sizes.slots_per_call(settings, num_parameters)
+    make_stack = functools.partial(ClientStack, functions, settings, num_slots, device)
+    is_small = num_parameters <= SMALL_MODEL
+    stacking_error = _stacking_error(make_stack) if is_small else ""
+    if is_small and not stacking_error:
+        reason = f"the model has {num_parameters} parameters, at most {SMALL_MODEL}"
+        work = make_work(make_stack, reason=reason, clients_per_call=num_slots)
+        _log_once(f"task {functions.name!r}: {work.explain()}", logging.INFO)
+        return TorchWork(work, stacked_operations)
+    reason = stacking_error or (
         f"the model has {num_parameters} parameters, and stacked steps are slower from "
         f"{SMALL_MODEL} on"
     )
+    work = make_work(functools.partial(ModuleClient, functions, settings, device), reason=reason)
+    level = logging.WARNING if is_small else logging.INFO
+    _log_once(f"task {functions.name!r}: {work.explain()}", level)
+    return TorchWork(work, contextlib.nullcontext)
+
+
+def _stacking_error(make_stack: Callable[[], ClientStack]) -> str:
+    """Returns the reason for which clients cannot be stacked; empty if they can."""
+    try:
+        with one_thread(), stacked_operations():
+            make_stack().check()
+    except Exception as error:
+        # Any type of error is caught, because a user's module may raise any type under torch.vmap.
+        error_text = textwrap.shorten(str(error), _MAX_CHARACTERS, placeholder="...")
+        return f"torch.vmap cannot run the model ({type(error).__name__}: {error_text})"
+    return ""
 
 
 @functools.cache

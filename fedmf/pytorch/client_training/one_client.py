@@ -78,8 +78,9 @@ class ModuleClient:
         self._optimizer = ClientOptimizer(settings, device)
         self._frozen = FrozenTensors(self.module, functions.name)
 
-    def __call__(self, sent: Broadcast, epochs: Epochs) -> ClientResult:
-        """Trains a client on its epochs, and returns its clipped update and its loss."""
+    def __call__(self, sent: Broadcast, clients: Sequence[Epochs]) -> ClientResult:
+        """Trains one client on its epochs, and returns its clipped update and its loss."""
+        [epochs] = clients
         with training_mode(self._device):
             update, loss_sum = self.train(sent.weights, epochs)
             scales = [torch.tensor(scale, device=self._device) for scale in sent.params.scales]

@@ -29,6 +29,7 @@ from fedmf.server.update_rules import OptimizerState
 from fedmf.training.batching import concatenated_epochs, list_batches, order_steps
 from fedmf.training.client_work import Broadcast
 from fedmf.training.examples import Epochs
+from fedmf.training.execution.in_threads import ClientResult
 from fedmf.training.independence import Slots, check_independent, random_batch
 from fedmf.training.learner import ClientSettings
 
@@ -39,9 +40,7 @@ warnings.filterwarnings("ignore", message="There is a performance drop because w
 @contextlib.contextmanager
 def stacked_operations() -> Iterator[None]:
     """Turns oneDNN off inside the block, which computes recurrent layers and convolutions of one
-    client after the other.
-
-    Turning it off is for all threads, and therefore around calls of all stacks.
+    client after the other. It is off for all threads.
     """
     was_enabled = torch.backends.mkldnn.enabled
     torch.backends.mkldnn.enabled = False
@@ -58,21 +57,6 @@ class _ClientsState(NamedTuple):
 
     optimizer: OptimizerState
     weights: list[torch.Tensor]
-
-
-class StackSum(NamedTuple):
-    """The sum of the clipped updates of the clients of a call.
-
-    Attributes:
-      values: float64 arrays in the shapes of the weights.
-      clipped, zeroed: numbers of clients.
-      loss_sum: loss before each step, summed over examples.
-    """
-
-    values: list[np.ndarray]
-    clipped: int
-    zeroed: int
-    loss_sum: float
 
 
 class ClientStack:
@@ -166,7 +150,7 @@ class ClientStack:
         losses, gradients = self._losses_and_gradients(stacked_weights, x, y)
         return [tensor.cpu().numpy() for tensor in (losses, *gradients)]
 
-    def __call__(self, sent: Broadcast, clients: Sequence[Epochs]) -> StackSum:
+    def __call__(self, sent: Broadcast, clients: Sequence[Epochs]) -> ClientResult:
         """Trains clients, at least one and at most one a slot, and returns the sum of their clipped
         updates.
         """
@@ -181,7 +165,7 @@ class ClientStack:
             # number of clients.
             clipped = zero_and_clip(updates, sent.params, scales)
         num_clients = len(clients)
-        return StackSum(
+        return ClientResult(
             values=[leaf[:num_clients].double().sum(0).cpu().numpy() for leaf in clipped.leaves],
             clipped=int(clipped.is_clipped[:num_clients].sum()),
             zeroed=int(clipped.is_zeroed[:num_clients].sum()),
