@@ -7,7 +7,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from fedmf import nest
-from fedmf.pytorch.model_functions import TensorFunction
+from fedmf.pytorch.module_functions import TensorFunction
 from fedmf.training.examples import Examples, Weighted, split_weights
 
 
@@ -43,7 +43,7 @@ def example_losses(loss: TensorFunction, outputs: Any, labels: Any) -> torch.Ten
     return losses.reshape(-1)
 
 
-def batch_loss(loss: TensorFunction, outputs: Any, y: Any) -> torch.Tensor:
+def mean_loss(loss: TensorFunction, outputs: Any, y: Any) -> torch.Tensor:
     """Returns the loss that a client minimises on a batch, which is the mean over its examples of
     the weight of an example times its loss.
 

@@ -10,7 +10,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from fedmf.pytorch.batches import as_tensors, example_losses, without_weights
-from fedmf.pytorch.model_functions import ModelFunctions, TensorFunction
+from fedmf.pytorch.module_functions import ModuleFunctions, TensorFunction
 from fedmf.pytorch.module_tensors import copy_arrays, trained_parameters
 from fedmf.pytorch.one_thread import one_thread
 from fedmf.training.client_work import cores
@@ -32,7 +32,7 @@ class ModuleEvaluator:
       settings: settings of the run.
     """
 
-    def __init__(self, functions: ModelFunctions, settings: ClientSettings) -> None:
+    def __init__(self, functions: ModuleFunctions, settings: ClientSettings) -> None:
         self._functions = functions
         self._module = functions.build_model(settings.seed).eval()
         self._parameters = list(trained_parameters(self._module).values())

@@ -6,13 +6,13 @@ guarantee rests on them: they contain the names of functions, and not their bodi
 
 import torch
 
-from fedmf.pytorch.model_functions import ModelFunctions
+from fedmf.pytorch.module_functions import ModuleFunctions
 from fedmf.pytorch.module_tensors import as_array, frozen_tensors, trained_parameters
 from fedmf.training.examples import digest
 from fedmf.training.learner import function_text
 
 
-def fingerprint(functions: ModelFunctions, module: torch.nn.Module) -> dict[str, str]:
+def module_fingerprint(functions: ModuleFunctions, module: torch.nn.Module) -> dict[str, str]:
     """Returns a text for each submodule, the loss and the weights, which changes if these change.
 
     Args:

@@ -13,9 +13,9 @@ import torch
 from fedmf import checks
 from fedmf.pytorch.client_training import client_setup
 from fedmf.pytorch.evaluation import ModuleEvaluator
-from fedmf.pytorch.fingerprint import fingerprint, frozen_digest
-from fedmf.pytorch.model_check import check_model, check_module
-from fedmf.pytorch.model_functions import ModelFunctions
+from fedmf.pytorch.fingerprint import frozen_digest, module_fingerprint
+from fedmf.pytorch.module_check import check_module, check_trainable
+from fedmf.pytorch.module_functions import ModuleFunctions
 from fedmf.pytorch.module_tensors import (
     as_array,
     copy_arrays,
@@ -36,7 +36,7 @@ from fedmf.training.learner import (
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class TorchLearner(ModelFunctions, Learner):
+class TorchLearner(ModuleFunctions, Learner):
     """An implementation of `Learner` for tasks with a PyTorch module.
 
     It is made of the functions of the task, which build the model and compute loss and metrics.
@@ -55,7 +55,7 @@ class TorchLearner(ModelFunctions, Learner):
 
     def client_work(self, settings: ClientSettings, machine: Machine) -> ClientWork:
         """Returns the object that trains clients and sums their clipped updates."""
-        return client_setup.client_work(self, settings, machine)
+        return client_setup.choose_client_work(self, settings, machine)
 
     def on_workers(self) -> Self:
         """Returns a learner for the workers of a cluster, which has no metrics because workers only
@@ -73,11 +73,11 @@ class TorchLearner(ModelFunctions, Learner):
 
     def check(self, task: TaskData, config: TrainConfig) -> None:
         """Checks that the module can be trained and that the privacy guarantee holds for it."""
-        check_model(self, task, config)
+        check_trainable(self, task, config)
 
     def fingerprint(self, seed: int) -> dict[str, str]:
         """Returns texts that change if submodules, loss or initial weights of the module change."""
-        return fingerprint(self, self.build_model(seed))
+        return module_fingerprint(self, self.build_model(seed))
 
     def check_device(self, device: str) -> None:
         """Checks that the device is "cpu", or "cuda" on a machine that has a GPU."""

@@ -10,7 +10,7 @@ import torch
 
 from fedmf import checks, fields, training
 from fedmf.pytorch.learner import TorchLearner
-from fedmf.pytorch.model_functions import TensorFunction, seeded
+from fedmf.pytorch.module_functions import TensorFunction, seeded_module
 from fedmf.training.examples import Examples
 from fedmf.training.learner import Learner
 
@@ -125,7 +125,7 @@ class Task(training.Task):
             client_ids=client_ids,
             splits={"validation": validation, "test": test},
             sample_weight=sample_weight,
-            attributes={"build_model": seeded(model), **attributes},
+            attributes={"build_model": seeded_module(model), **attributes},
         )
 
 

@@ -11,7 +11,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from fedmf.pytorch.client_training.clipping import zero_and_clip
+from fedmf.pytorch.client_training.clipping import clip_stacked
 from fedmf.server.clipping import FLOAT32_CHUNK, FLOAT32_MARGIN, clip_update
 from fedmf.server.messages import ClientParams
 
@@ -49,7 +49,7 @@ def test_each_client_is_clipped_as_the_reference_does(rows, clip_norm, zeroing_n
     half = updates.shape[1] // 2
     leaves = [updates[:, :half], updates[:, half:].unsqueeze(2)]
     params = ClientParams(clip_norm=clip_norm, zeroing_norm=zeroing_norm, scales=())
-    clipped = zero_and_clip(leaves, params, ())
+    clipped = clip_stacked(leaves, params, ())
     for client in range(len(rows)):
         values = torch.cat([leaf[client].flatten() for leaf in clipped.leaves]).tolist()
         assert norm(values) <= clip_norm
@@ -67,7 +67,7 @@ def test_each_client_is_clipped_as_the_reference_does(rows, clip_norm, zeroing_n
 
 def test_an_update_within_the_bound_keeps_its_bits():
     update = torch.tensor([[0.1, -0.2, 1e-30], [30.0, 40.0, 0.0]])
-    clipped = zero_and_clip([update], ClientParams(0.5, 100.0, ()), ())
+    clipped = clip_stacked([update], ClientParams(0.5, 100.0, ()), ())
     assert torch.equal(clipped.leaves[0][0], update[0])
     assert clipped.is_clipped.tolist() == [False, True]
 
@@ -75,16 +75,16 @@ def test_an_update_within_the_bound_keeps_its_bits():
 def test_scales_come_before_zeroing_and_clipping():
     update = torch.tensor([[3.0, 4.0]])
     scales = [torch.tensor([10.0, 0.0])]
-    clipped = zero_and_clip([update], ClientParams(0.5, 100.0, ()), scales)
+    clipped = clip_stacked([update], ClientParams(0.5, 100.0, ()), scales)
     assert clipped.leaves[0][0].tolist() == pytest.approx([0.5, 0.0], rel=2e-6)
-    clipped = zero_and_clip([update], ClientParams(0.5, 20.0, ()), scales)
+    clipped = clip_stacked([update], ClientParams(0.5, 20.0, ()), scales)
     assert clipped.is_zeroed.tolist() == [True]
 
 
 def test_a_norm_is_summed_in_chunks_as_the_proof_assumes():
     """A sum in float32 over all entries would stop growing, and let the update pass unclipped."""
     update = torch.full((1, 2**25), 1e-4)
-    clipped = zero_and_clip([update], ClientParams(0.5, 100.0, ()), ())
+    clipped = clip_stacked([update], ClientParams(0.5, 100.0, ()), ())
     exact_norm = math.sqrt(2**25) * float(clipped.leaves[0][0, 0])
     assert 0.5 * (1 - 2 * FLOAT32_MARGIN) <= exact_norm <= 0.5
     assert FLOAT32_CHUNK == 32

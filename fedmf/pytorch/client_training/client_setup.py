@@ -13,7 +13,7 @@ import torch
 
 from fedmf.pytorch.client_training.one_client import ModuleClient
 from fedmf.pytorch.client_training.stacked import ClientStack, stacked_operations
-from fedmf.pytorch.model_functions import ModelFunctions
+from fedmf.pytorch.module_functions import ModuleFunctions
 from fedmf.pytorch.module_tensors import trained_parameters
 from fedmf.pytorch.one_thread import TorchWork, one_thread
 from fedmf.training import vectorised_sizes
@@ -30,8 +30,8 @@ SMALL_MODEL = 30_000
 _MAX_CHARACTERS = 200
 
 
-def client_work(
-    functions: ModelFunctions, settings: ClientSettings, machine: Machine
+def choose_client_work(
+    functions: ModuleFunctions, settings: ClientSettings, machine: Machine
 ) -> ClientWork:
     """Returns the object that trains clients, and logs how it trains them and why. That a small
     model cannot be stacked is a warning.

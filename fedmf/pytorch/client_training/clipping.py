@@ -28,7 +28,7 @@ class ClippedUpdates(NamedTuple):
     is_zeroed: torch.Tensor
 
 
-def zero_and_clip(
+def clip_stacked(
     leaves: Sequence[torch.Tensor], params: ClientParams, scales: Sequence[torch.Tensor]
 ) -> ClippedUpdates:
     """Scales updates, and then zeroes each or clips its L2 norm over all tensors to the clip norm.
@@ -43,7 +43,7 @@ def zero_and_clip(
 
     >>> params = ClientParams(clip_norm=0.5, zeroing_norm=100.0, scales=())
     >>> updates = [torch.tensor([[30.0, 40.0], [0.1, 0.0], [torch.nan, 0.0]])]
-    >>> clipped = zero_and_clip(updates, params, ())
+    >>> clipped = clip_stacked(updates, params, ())
     >>> clipped.leaves[0].numpy().round(3).tolist()
     [[0.30000001192092896, 0.4000000059604645], [0.10000000149011612, 0.0], [0.0, 0.0]]
     >>> clipped.is_clipped.tolist(), clipped.is_zeroed.tolist()
@@ -52,7 +52,7 @@ def zero_and_clip(
     if scales:
         leaves = [leaf * scale.to(leaf.dtype) for leaf, scale in zip(leaves, scales, strict=True)]
     num_clients = leaves[0].shape[0]
-    rows = [leaf.reshape(num_clients, -1) for leaf in leaves]
+    rows = [leaf.reshape(num_clients, math.prod(leaf.shape[1:])) for leaf in leaves]
     clip_norm = float(params.clip_norm)
     zeroing_norm = float(params.zeroing_norm)
     norms = _norms(rows)

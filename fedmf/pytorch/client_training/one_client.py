@@ -5,10 +5,10 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from fedmf.pytorch.batches import as_tensors, batch_loss
-from fedmf.pytorch.client_training.clipping import zero_and_clip
+from fedmf.pytorch.batches import as_tensors, mean_loss
+from fedmf.pytorch.client_training.clipping import clip_stacked
 from fedmf.pytorch.client_training.optimizers import ClientOptimizer
-from fedmf.pytorch.model_functions import ModelFunctions
+from fedmf.pytorch.module_functions import ModuleFunctions
 from fedmf.pytorch.module_tensors import copy_arrays, frozen_tensors, trained_parameters
 from fedmf.pytorch.one_thread import training_mode
 from fedmf.training.client_work import Broadcast
@@ -68,7 +68,7 @@ class ModuleClient:
     """
 
     def __init__(
-        self, functions: ModelFunctions, settings: ClientSettings, device: torch.device
+        self, functions: ModuleFunctions, settings: ClientSettings, device: torch.device
     ) -> None:
         self._loss = functions.loss
         self._settings = settings
@@ -84,7 +84,7 @@ class ModuleClient:
         with training_mode(self._device):
             update, loss_sum = self.train(sent.weights, epochs)
             scales = [torch.tensor(scale, device=self._device) for scale in sent.params.scales]
-            clipped = zero_and_clip([leaf[None] for leaf in update], sent.params, scales)
+            clipped = clip_stacked([leaf[None] for leaf in update], sent.params, scales)
         return ClientResult(
             values=[leaf[0].cpu().numpy() for leaf in clipped.leaves],
             clipped=int(clipped.is_clipped),
@@ -107,7 +107,7 @@ class ModuleClient:
         loss_sum = 0.0
         for batch in self._settings.batches(epochs):
             x, y = as_tensors(batch, self._device)
-            loss = batch_loss(self._loss, self.module(x), y)
+            loss = mean_loss(self._loss, self.module(x), y)
             gradients = torch.autograd.grad(
                 loss, self._parameters, allow_unused=True, materialize_grads=True
             )

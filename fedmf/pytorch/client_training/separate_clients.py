@@ -82,7 +82,7 @@ class _RecordedOperations(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def check_operations(train_step: Callable[[], Any]) -> None:
+def check_separate(train_step: Callable[[], Any]) -> None:
     """Checks that a training step has no operation by which torch.vmap would mix clients.
 
     Args:

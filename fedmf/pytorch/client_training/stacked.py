@@ -17,12 +17,12 @@ import numpy as np
 import torch
 
 from fedmf import nest
-from fedmf.pytorch.batches import as_tensors, batch_loss
-from fedmf.pytorch.client_training.clipping import zero_and_clip
+from fedmf.pytorch.batches import as_tensors, mean_loss
+from fedmf.pytorch.client_training.clipping import clip_stacked
 from fedmf.pytorch.client_training.one_client import FrozenTensors, ModuleClient
 from fedmf.pytorch.client_training.optimizers import ClientOptimizer
-from fedmf.pytorch.client_training.separate_clients import EmbeddingIndices, check_operations
-from fedmf.pytorch.model_functions import ModelFunctions
+from fedmf.pytorch.client_training.separate_clients import EmbeddingIndices, check_separate
+from fedmf.pytorch.module_functions import ModuleFunctions
 from fedmf.pytorch.module_tensors import as_array, trained_parameters
 from fedmf.pytorch.one_thread import training_mode
 from fedmf.server.update_rules import OptimizerState
@@ -73,7 +73,7 @@ class ClientStack:
 
     def __init__(
         self,
-        functions: ModelFunctions,
+        functions: ModuleFunctions,
         settings: ClientSettings,
         num_slots: int,
         device: torch.device,
@@ -103,7 +103,7 @@ class ClientStack:
         rng = np.random.default_rng(0)
         batch = random_batch(rng, settings.spec, min(2, settings.batch_size))
         with training_mode(self._device):
-            check_operations(lambda: single_client.train(initial_weights, [batch]))
+            check_separate(lambda: single_client.train(initial_weights, [batch]))
             self._check_agreement(single_client, initial_weights, batch)
             slots = Slots(
                 number=self._num_slots,
@@ -131,11 +131,12 @@ class ClientStack:
             expected_update, state.weights, moved_weights, strict=True
         ):
             update = torch.tensor(weight, device=self._device) - stacked[0]
-            largest_magnitude = float(torch.nan_to_num(expected).abs().max()) if len(weight) else 0
+            largest_magnitude = 1e-6
+            if weight.size:
+                largest_magnitude += float(torch.nan_to_num(expected).abs().max())
             if not torch.allclose(
-                update, expected, rtol=1e-3, atol=1e-3 * max(largest_magnitude, 1e-6),
-                equal_nan=True,
-            ):  # fmt: skip
+                update, expected, rtol=1e-3, atol=1e-3 * largest_magnitude, equal_nan=True
+            ):
                 raise ValueError("torch.func computes another update than the module")
 
     def _checked_batch_sizes(self) -> list[int]:
@@ -163,7 +164,7 @@ class ClientStack:
             scales = [torch.tensor(scale, device=self._device) for scale in sent.params.scales]
             # All slots are clipped, also those without a client, so that no rounding depends on the
             # number of clients.
-            clipped = zero_and_clip(updates, sent.params, scales)
+            clipped = clip_stacked(updates, sent.params, scales)
         num_clients = len(clients)
         return ClientResult(
             values=[leaf[:num_clients].double().sum(0).cpu().numpy() for leaf in clipped.leaves],
@@ -226,7 +227,7 @@ class ClientStack:
         weight_by_name = dict(zip(self._names, weights, strict=True))
         with EmbeddingIndices() as embeddings:
             outputs = torch.func.functional_call(self._module, weight_by_name, (x,))
-        return batch_loss(self._functions.loss, outputs, y), embeddings.has_misfit()
+        return mean_loss(self._functions.loss, outputs, y), embeddings.has_misfit()
 
 
 def _selected(is_new: torch.Tensor, new: _ClientsState, old: _ClientsState) -> _ClientsState:

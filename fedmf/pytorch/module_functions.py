@@ -16,7 +16,7 @@ TensorFunction = Callable[[Any, Any], Any]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ModelFunctions:
+class ModuleFunctions:
     """The functions of a task that build, train and evaluate its model.
 
     Attributes:
@@ -30,7 +30,7 @@ class ModelFunctions:
     metrics: Mapping[str, TensorFunction]
 
 
-def seeded(model: Callable[[], torch.nn.Module]) -> Callable[[int], torch.nn.Module]:
+def seeded_module(model: Callable[[], torch.nn.Module]) -> Callable[[int], torch.nn.Module]:
     """Returns a function of a seed, as `Task.build_model` is, from a function without arguments.
 
     The seed determines the random numbers of PyTorch, numpy and Python while the model is built.
@@ -57,7 +57,7 @@ def _seeds(seed: int) -> Iterator[None]:
     numpy_state = np.random.get_state()  # noqa: NPY002  (the models of users draw from it)
     python_state = random.getstate()
     with torch.random.fork_rng(devices=[]):
-        # The generator of the processor is seeded alone, because torch.manual_seed would also seed
+        # The generator of the processor alone is seeded, because torch.manual_seed would also seed
         # those of GPUs, whose states are not restored.
         torch.default_generator.manual_seed(seed)
         np.random.seed(seed % 2**32)  # noqa: NPY002

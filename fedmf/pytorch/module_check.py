@@ -11,7 +11,7 @@ from fedmf.pytorch.batches import as_tensors
 from fedmf.pytorch.client_training.one_client import ModuleClient
 from fedmf.pytorch.evaluation import ModuleEvaluator
 from fedmf.pytorch.fingerprint import frozen_digest
-from fedmf.pytorch.model_functions import ModelFunctions
+from fedmf.pytorch.module_functions import ModuleFunctions
 from fedmf.pytorch.module_tensors import as_array, frozen_tensors, trained_parameters
 from fedmf.pytorch.one_thread import one_thread, training_mode
 from fedmf.runs.config import TrainConfig
@@ -25,7 +25,7 @@ _NORMALISATION_HINT = (
 _DTYPES = (torch.float32, torch.float64)
 
 
-def check_model(functions: ModelFunctions, task: TaskData, config: TrainConfig) -> None:
+def check_trainable(functions: ModuleFunctions, task: TaskData, config: TrainConfig) -> None:
     """Checks that a task's module and loss can be trained, and that the guarantee holds for them.
 
     Raises:
@@ -85,7 +85,7 @@ def check_module(task_name: str, module: Any) -> None:
         )
 
 
-def _check_same_weights(functions: ModelFunctions, module: torch.nn.Module, seed: int) -> None:
+def _check_same_weights(functions: ModuleFunctions, module: torch.nn.Module, seed: int) -> None:
     """Raises a ValueError if a second module of the same seed has other weights."""
     built_again = functions.build_model(seed)
     if digest(_trained_weights(module)) != digest(_trained_weights(built_again)) or (
@@ -126,7 +126,7 @@ def _dropout_rate(layer: torch.nn.Module) -> float:
     return 0.0
 
 
-def _check_training(functions: ModelFunctions, task: TaskData, config: TrainConfig) -> None:
+def _check_training(functions: ModuleFunctions, task: TaskData, config: TrainConfig) -> None:
     """Trains two clients in turn on examples of the validation split, and compares their updates.
 
     Raises:
@@ -216,7 +216,7 @@ def _check_outputs(task_name: str, module: torch.nn.Module, examples: Examples) 
 
 
 def _changed_names(
-    functions: ModelFunctions, module: torch.nn.Module, settings: ClientSettings
+    functions: ModuleFunctions, module: torch.nn.Module, settings: ClientSettings
 ) -> str:
     """Returns the names of buffers and frozen parameters that training has changed."""
     untrained_tensors = frozen_tensors(functions.build_model(settings.seed))
@@ -228,7 +228,7 @@ def _changed_names(
     return ", ".join(changed_names)
 
 
-def _check_evaluation(functions: ModelFunctions, task: TaskData, config: TrainConfig) -> None:
+def _check_evaluation(functions: ModuleFunctions, task: TaskData, config: TrainConfig) -> None:
     """Evaluates a batch, another one, and the first one again.
 
     Raises:
