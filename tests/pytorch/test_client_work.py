@@ -254,3 +254,23 @@ def test_no_step_of_fine_tuning_is_longer_than_its_bound():
     )
     for stacked, leaf in zip(stack_sum.values, single(sent, [client.epochs]).values, strict=True):
         np.testing.assert_allclose(stacked, leaf, atol=1e-8)
+
+
+def test_clients_of_one_example_of_a_larger_model_share_the_weights(monkeypatch):
+    settings = small_models.config()
+    task = small_models.task(small_models.Convolutions, batch_size=1)
+    single_client = ModuleClient(task.learner, task.client_settings(settings), torch.device("cpu"))
+    monkeypatch.setattr(client_setup, "SMALL_MODEL", 0)
+    work, sent = work_of(task, settings)
+    assert work.explain().endswith("clients have one example each")
+    clients = clients_of(task, settings)
+    assert [len(client.epochs[0][1]) for client in clients[3:5]] == [1, 8]
+    for client in clients[3:5]:
+        [group_sum] = work.sums(sent, [[client]])
+        expected = single_client(sent, [client.epochs])
+        assert group_sum.loss_sum == pytest.approx(expected.loss_sum, rel=1e-6)
+        for actual, array in zip(group_sum.values, expected.values, strict=True):
+            np.testing.assert_allclose(actual, array, atol=1e-7)
+    [both] = sums_of(work, sent, clients[3:5])
+    [reverse] = sums_of(work, sent, clients[4:2:-1])
+    assert both == reverse

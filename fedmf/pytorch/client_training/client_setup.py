@@ -19,6 +19,7 @@ from fedmf.pytorch.one_thread import TorchWork, one_thread
 from fedmf.training import vectorised_sizes
 from fedmf.training.client_work import ClientWork, cores
 from fedmf.training.execution.in_threads import ClientsInThreads
+from fedmf.training.execution.one_step_clients import OneStepClients
 from fedmf.training.learner import ClientSettings, Machine
 
 # Models with at most this many parameters are stacked on a processor. With larger models the
@@ -54,22 +55,38 @@ def choose_client_work(
         threads=num_threads,
     )
     num_slots = vectorised_sizes.slots_per_call(settings, num_parameters)
-    make_stack = functools.partial(ClientStack, functions, settings, num_slots, device)
     is_small = num_parameters <= SMALL_MODEL
-    stacking_error = _stacking_error(make_stack) if is_small else ""
-    if is_small and not stacking_error:
+    has_one_step = not is_small and settings.batch_size == settings.epochs == 1
+    make_stack = functools.partial(
+        ClientStack, functions, settings, num_slots, device, has_one_step=has_one_step
+    )
+    may_be_stacked = is_small or (
+        has_one_step and num_parameters * num_slots <= vectorised_sizes.MAX_PRODUCTS
+    )
+    stacking_error = _stacking_error(make_stack) if may_be_stacked else ""
+    make_single_clients = functools.partial(
+        make_work, functools.partial(ModuleClient, functions, settings, device)
+    )
+    is_stacked = may_be_stacked and not stacking_error
+    work: ClientWork
+    if is_stacked and is_small:
         reason = f"the model has {num_parameters} parameters, at most {SMALL_MODEL}"
         work = make_work(make_stack, reason=reason, clients_per_call=num_slots)
-        _log_once(f"task {functions.name!r}: {work.explain()}", logging.INFO)
-        return TorchWork(work, stacked_operations)
-    reason = stacking_error or (
-        f"the model has {num_parameters} parameters, and stacked steps are slower from "
-        f"{SMALL_MODEL} on"
-    )
-    work = make_work(functools.partial(ModuleClient, functions, settings, device), reason=reason)
-    level = logging.WARNING if is_small else logging.INFO
+    elif is_stacked:
+        stacks = make_work(
+            make_stack, reason="clients have one example each", clients_per_call=num_slots
+        )
+        reason = "they have several examples each"
+        work = OneStepClients(stacks, functools.partial(make_single_clients, reason=reason))
+    else:
+        reason = stacking_error or (
+            f"the model has {num_parameters} parameters, and stacked steps are slower from "
+            f"{SMALL_MODEL} on"
+        )
+        work = make_single_clients(reason=reason)
+    level = logging.WARNING if stacking_error else logging.INFO
     _log_once(f"task {functions.name!r}: {work.explain()}", level)
-    return TorchWork(work, contextlib.nullcontext)
+    return TorchWork(work, stacked_operations if is_stacked else contextlib.nullcontext)
 
 
 def _stacking_error(make_stack: Callable[[], ClientStack]) -> str:

@@ -69,6 +69,8 @@ class ClientStack:
       settings: settings of the run.
       num_slots: number of slots for clients.
       device: device of the training.
+      has_one_step: whether each client has one example in one epoch. Then all slots share the
+        server's weights.
     """
 
     def __init__(
@@ -77,11 +79,13 @@ class ClientStack:
         settings: ClientSettings,
         num_slots: int,
         device: torch.device,
+        has_one_step: bool = False,
     ) -> None:
         self._functions = functions
         self._settings = settings
         self._num_slots = num_slots
         self._device = device
+        self._has_one_step = has_one_step
         self._module = functions.build_model(settings.seed).to(device).train()
         self._names = list(trained_parameters(self._module))
         self._optimizer = ClientOptimizer(settings, device)
@@ -101,7 +105,7 @@ class ClientStack:
             raise ValueError("a parameter has a hook, which torch.func does not call")
         initial_weights = [as_array(parameter) for parameter in parameters]
         rng = np.random.default_rng(0)
-        batch = random_batch(rng, settings.spec, min(2, settings.batch_size))
+        batch = random_batch(rng, settings.spec, min(2, max(self._checked_batch_sizes())))
         with training_mode(self._device):
             check_separate(lambda: single_client.train(initial_weights, [batch]))
             self._check_agreement(single_client, initial_weights, batch)
@@ -109,7 +113,7 @@ class ClientStack:
                 number=self._num_slots,
                 weights=initial_weights,
                 spec=settings.spec,
-                share_weights=False,
+                share_weights=self._has_one_step,
             )
             check_independent(self._gradients_of_arrays, slots, self._checked_batch_sizes())
 
@@ -141,6 +145,8 @@ class ClientStack:
 
     def _checked_batch_sizes(self) -> list[int]:
         """Returns the batch sizes to check, which are all sizes up to 32, and the run's."""
+        if self._has_one_step:
+            return [1]
         batch_size = self._settings.batch_size
         return sorted({*range(1, min(batch_size, 32) + 1), batch_size})
 
@@ -183,9 +189,12 @@ class ClientStack:
         examples = nest.unflatten(self._settings.spec, concatenated_epochs(clients))
         xs, ys = as_tensors(examples, self._device)
         stacked_weights = [
-            torch.tensor(weight, device=self._device).repeat(self._num_slots, *[1] * weight.ndim)
+            torch.tensor(weight, device=self._device).expand(self._num_slots, *weight.shape)
             for weight in weights
         ]
+        if not self._has_one_step:
+            # A module may write to its weights, so that each slot has a copy.
+            stacked_weights = [weight.contiguous() for weight in stacked_weights]
         state = _ClientsState(self._optimizer.initial(stacked_weights), stacked_weights)
         state = state._replace(
             optimizer=state.optimizer._replace(step=state.optimizer.step.repeat(self._num_slots))
@@ -212,10 +221,14 @@ class ClientStack:
         Raises:
           IndexError: an index is out of the range of an embedding.
         """
-        gradients_of_slots = torch.func.vmap(
-            torch.func.grad_and_value(self._loss_of_slot, has_aux=True)
-        )
-        gradients, (losses, has_misfit) = gradients_of_slots(tuple(weights), x, y)
+        loss_and_gradient = torch.func.grad_and_value(self._loss_of_slot, has_aux=True)
+        if self._has_one_step:
+            shared_weights = tuple(weight[0] for weight in weights)
+            gradients_of_slots = torch.func.vmap(loss_and_gradient, in_dims=(None, 0, 0))
+            gradients, (losses, has_misfit) = gradients_of_slots(shared_weights, x, y)
+        else:
+            gradients_of_slots = torch.func.vmap(loss_and_gradient)
+            gradients, (losses, has_misfit) = gradients_of_slots(tuple(weights), x, y)
         if bool(has_misfit.any()):
             raise IndexError("index out of range of an embedding")
         return losses, list(gradients)

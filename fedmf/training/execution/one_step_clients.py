@@ -1,4 +1,4 @@
-"""Client work that trains clients of one example in another way than clients of several examples."""
+"""Client work that trains clients of one example in another way than clients of several."""
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -30,9 +30,7 @@ class OneStepClients(ClientWork):
     def sums(self, sent: Broadcast, groups: Iterable[Sequence[ClientData]]) -> Iterator[ClippedSum]:
         """Yields the sum of the clipped updates of each group of clients."""
         for group in groups:
-            is_one_step = [
-                not client.epochs or has_one_example(client.epochs) for client in group
-            ]
+            is_one_step = [not client.epochs or has_one_example(client.epochs) for client in group]
             client_pairs = list(zip(group, is_one_step, strict=True))
             single_clients = [client for client, is_single in client_pairs if is_single]
             other_clients = [client for client, is_single in client_pairs if not is_single]
