@@ -15,7 +15,7 @@ from fedmf import checks
 TensorFunction = Callable[[Any, Any], Any]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class ModuleFunctions:
     """The functions of a task that build, train and evaluate its model.
 

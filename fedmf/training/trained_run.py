@@ -222,8 +222,8 @@ class TrainedRun(Run):
         as vocabulary.json in the folder.
 
         Args:
-          path: FILE.keras, which is replaced if it exists; or a new or empty folder without a
-            suffix, for a SavedModel.
+          path: FILE.keras, or FILE.pt for a PyTorch model, which is replaced if it exists; or a new
+            or empty folder without a suffix, for a SavedModel.
 
         Raises:
           ValueError: the path has another suffix or is a folder that holds files; or as `weights`

@@ -7,6 +7,7 @@ import contextlib
 import functools
 import logging
 import textwrap
+import weakref
 from collections.abc import Callable
 
 import torch
@@ -29,6 +30,11 @@ from fedmf.training.learner import ClientSettings, Machine
 SMALL_MODEL = 30_000
 # Maximal length of an error's text in the reason for a kind of client work.
 _MAX_CHARACTERS = 200
+# The results of `_stacking_error`, which takes seconds: functions of a task -> what the result
+# depends on -> result. Fine-tuning makes client work for each learning rate, for example.
+_stacking_errors: weakref.WeakKeyDictionary[ModuleFunctions, dict[str, str]] = (
+    weakref.WeakKeyDictionary()
+)
 
 
 def choose_client_work(
@@ -63,7 +69,14 @@ def choose_client_work(
     may_be_stacked = is_small or (
         has_one_step and num_parameters * num_slots <= vectorised_sizes.MAX_PRODUCTS
     )
-    stacking_error = _stacking_error(make_stack) if may_be_stacked else ""
+    stacking_error = ""
+    if may_be_stacked:
+        # Gradients depend on nothing else, and optimizers compute each entry by itself.
+        facts = (settings.spec, settings.batch_size, settings.seed, num_slots, has_one_step, device)
+        errors_of_functions = _stacking_errors.setdefault(functions, {})
+        if repr(facts) not in errors_of_functions:
+            errors_of_functions[repr(facts)] = _stacking_error(make_stack)
+        stacking_error = errors_of_functions[repr(facts)]
     make_single_clients = functools.partial(
         make_work, functools.partial(ModuleClient, functions, settings, device)
     )
