@@ -9,6 +9,7 @@ import logging
 import textwrap
 import weakref
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 
@@ -40,8 +41,8 @@ _stacking_errors: weakref.WeakKeyDictionary[ModuleFunctions, dict[str, str]] = (
 def choose_client_work(
     functions: ModuleFunctions, settings: ClientSettings, machine: Machine
 ) -> ClientWork:
-    """Returns the object that trains clients, and logs how it trains them and why. That a small
-    model cannot be stacked is a warning.
+    """Returns the object that trains clients, and logs how it trains them and why. A model that
+    could be stacked but for torch.vmap is a warning.
 
     Args:
       functions: the task's functions.
@@ -60,46 +61,71 @@ def choose_client_work(
         shapes=[tuple(parameter.shape) for parameter in parameters],
         threads=num_threads,
     )
-    num_slots = vectorised_sizes.slots_per_call(settings, num_parameters)
-    is_small = num_parameters <= SMALL_MODEL
-    has_one_step = not is_small and settings.batch_size == settings.epochs == 1
-    make_stack = functools.partial(
-        ClientStack, functions, settings, num_slots, device, has_one_step=has_one_step
-    )
-    may_be_stacked = is_small or (
-        has_one_step and num_parameters * num_slots <= vectorised_sizes.MAX_PRODUCTS
-    )
-    stacking_error = ""
-    if may_be_stacked:
-        # Gradients depend on nothing else, and optimizers compute each entry by itself.
-        facts = (settings.spec, settings.batch_size, settings.seed, num_slots, has_one_step, device)
-        errors_of_functions = _stacking_errors.setdefault(functions, {})
-        if repr(facts) not in errors_of_functions:
-            errors_of_functions[repr(facts)] = _stacking_error(make_stack)
-        stacking_error = errors_of_functions[repr(facts)]
     make_single_clients = functools.partial(
         make_work, functools.partial(ModuleClient, functions, settings, device)
     )
-    is_stacked = may_be_stacked and not stacking_error
-    work: ClientWork
-    if is_stacked and is_small:
-        reason = f"the model has {num_parameters} parameters, at most {SMALL_MODEL}"
-        work = make_work(make_stack, reason=reason, clients_per_call=num_slots)
-    elif is_stacked:
-        stacks = make_work(
-            make_stack, reason="clients have one example each", clients_per_call=num_slots
-        )
-        reason = "they have several examples each"
-        work = OneStepClients(stacks, functools.partial(make_single_clients, reason=reason))
-    else:
-        reason = stacking_error or (
+    num_slots = vectorised_sizes.slots_per_call(settings, num_parameters)
+    kind = _kind_of_stacks(settings, num_parameters, num_slots)
+    if kind is None:
+        reason = (
             f"the model has {num_parameters} parameters, and stacked steps are slower from "
             f"{SMALL_MODEL} on"
         )
-        work = make_single_clients(reason=reason)
-    level = logging.WARNING if stacking_error else logging.INFO
-    _log_once(f"task {functions.name!r}: {work.explain()}", level)
-    return TorchWork(work, stacked_operations if is_stacked else contextlib.nullcontext)
+        return _logged(functions.name, make_single_clients(reason=reason), contextlib.nullcontext)
+    make_stack = functools.partial(
+        ClientStack, functions, settings, num_slots, device, has_one_step=kind.has_one_step
+    )
+    # Gradients depend on nothing else, and optimizers compute each entry by itself.
+    facts = (settings.spec, settings.batch_size, settings.seed, num_slots, kind, device)
+    errors_of_functions = _stacking_errors.setdefault(functions, {})
+    if repr(facts) not in errors_of_functions:
+        errors_of_functions[repr(facts)] = _stacking_error(make_stack)
+    stacking_error = errors_of_functions[repr(facts)]
+    if stacking_error:
+        work = make_single_clients(reason=stacking_error)
+        return _logged(functions.name, work, contextlib.nullcontext, logging.WARNING)
+    stacks = make_work(make_stack, reason=kind.reason, clients_per_call=num_slots)
+    if not kind.has_one_step:
+        return _logged(functions.name, stacks, stacked_operations)
+    reason = "they have several examples each"
+    work_of_both = OneStepClients(stacks, functools.partial(make_single_clients, reason=reason))
+    return _logged(functions.name, work_of_both, stacked_operations)
+
+
+class _KindOfStacks(NamedTuple):
+    """A kind of stacks that suits a run.
+
+    Attributes:
+      has_one_step: whether clients of a stack have one example each, and share the weights.
+      reason: the reason for this kind.
+    """
+
+    has_one_step: bool
+    reason: str
+
+
+def _kind_of_stacks(
+    settings: ClientSettings, num_parameters: int, num_slots: int
+) -> _KindOfStacks | None:
+    """Returns the kind of stacks in which clients train faster than one by one; None for none."""
+    if num_parameters <= SMALL_MODEL:
+        reason = f"the model has {num_parameters} parameters, at most {SMALL_MODEL}"
+        return _KindOfStacks(False, reason)
+    has_memory = num_parameters * num_slots <= vectorised_sizes.MAX_PRODUCTS
+    if settings.batch_size == settings.epochs == 1 and has_memory:
+        return _KindOfStacks(True, "clients have one example each")
+    return None
+
+
+def _logged(
+    task_name: str,
+    work: ClientWork,
+    settings_of_round: Callable[[], contextlib.AbstractContextManager[None]],
+    level: int = logging.INFO,
+) -> ClientWork:
+    """Logs how client work trains clients, once in this process, and returns it for PyTorch."""
+    _log_once(f"task {task_name!r}: {work.explain()}", level)
+    return TorchWork(work, settings_of_round)
 
 
 def _stacking_error(make_stack: Callable[[], ClientStack]) -> str:
