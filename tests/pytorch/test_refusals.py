@@ -209,13 +209,15 @@ def test_labels_without_an_output_name_the_client(tmp_path):
         small_models.train(tmp_path / "run", settings, task)
 
 
-def test_a_client_that_changes_a_buffer_later_is_refused(tmp_path):
+@pytest.mark.parametrize("writes_to_data", [False, True])
+def test_a_client_that_changes_a_buffer_later_is_refused(writes_to_data, tmp_path):
     class Later(WithBuffer):
         """A model that writes to its buffer for inputs that the validation split does not have."""
 
         def forward(self, x):
             if self.training and bool((x > 100).any()):
-                self.calls += 1
+                buffer = self.calls.data if writes_to_data else self.calls
+                buffer.add_(1)
             return self.layer(x)
 
     x, y = small_models.examples_of(small_models.perceptron, np.random.default_rng(5))

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import pickle
 
+import numpy as np
 import pytest
 import torch
 
@@ -207,3 +208,39 @@ def test_state_arrays_leave_counters_out():
         pytorch.state_of_arrays(arrays[1:], state)
     with pytest.raises(TypeError, match="pass module.state_dict"):
         pytorch.arrays_of_state(module)
+
+
+def test_a_client_with_nan_counts_as_zeroed(tmp_path):
+    x, y = small_models.examples_of(small_models.perceptron, np.random.default_rng(5))
+
+    def client_examples(client):
+        rows = int(client) == small_models.OWNERS
+        return np.where(client == "4", np.nan, x[rows]).astype(np.float32), y[rows]
+
+    task = pytorch.Task(
+        name="functions",
+        client_ids=[str(client) for client in range(8)],
+        client_examples=client_examples,
+        evaluation_examples=lambda split: (x, y),
+        batch_size=3,
+        build_model=lambda seed: torch.nn.Linear(4, 3),
+        loss=torch.nn.functional.cross_entropy,
+    )
+    settings = small_models.config(cohort_size=8, min_sep=1, family="identity")
+    with pytest.raises(ValueError, match="other weights for the same seed"):
+        small_models.train(tmp_path / "run", settings, task)
+    task = dataclasses.replace(task, build_model=seeded_linear)
+    with pytest.warns(UserWarning, match="client '4'.* its update is zeroed"):
+        run = small_models.train(tmp_path / "run", settings, task)
+    assert [row["zeroed"] for row in run.metrics] == [1, 1, 1]
+    assert run.result["test"] == {"loss": pytest.approx(run.result["test"]["loss"])}
+
+
+def seeded_linear(seed):
+    torch.manual_seed(seed)
+    return torch.nn.Linear(4, 3)
+
+
+def test_the_public_names():
+    assert {"Task", "train", "arrays_of_state", "state_of_arrays"} <= set(pytorch.__all__)
+    assert all(hasattr(pytorch, name) for name in pytorch.__all__)

@@ -9,18 +9,23 @@ from fedmf.pytorch.batches import as_tensors, mean_loss
 from fedmf.pytorch.client_training.clipping import clip_stacked
 from fedmf.pytorch.client_training.optimizers import ClientOptimizer
 from fedmf.pytorch.module_functions import ModuleFunctions
-from fedmf.pytorch.module_tensors import copy_arrays, frozen_tensors, trained_parameters
+from fedmf.pytorch.module_tensors import as_array, copy_arrays, frozen_tensors, trained_parameters
 from fedmf.pytorch.one_thread import training_mode
 from fedmf.training.client_work import Broadcast
 from fedmf.training.examples import Epochs, count
 from fedmf.training.execution.in_threads import ClientResult
 from fedmf.training.learner import ClientSettings
 
+# Largest number of entries of a tensor whose values are compared after each client.
+_MAX_COMPARED = 4096
+
 
 class FrozenTensors:
     """The buffers and frozen parameters of a module, which no client may change.
 
-    A changed one would carry a client's data to the next client without clipping.
+    A changed one would carry a client's data to the next client without clipping. Small tensors are
+    compared by their values; of large ones PyTorch counts the changes, which a module can evade by
+    writing to `tensor.data`.
 
     Args:
       module: the module.
@@ -48,12 +53,17 @@ class FrozenTensors:
             "state, such as torch.nn.GroupNorm in place of batch normalisation"
         )
 
-    def _current_versions(self) -> dict[str, tuple[int, int]]:
-        """Returns the identity and the number of changes of each tensor, by name."""
-        return {
-            name: (id(tensor), tensor._version)
-            for name, tensor in frozen_tensors(self._module).items()
-        }
+    def _current_versions(self) -> dict[str, tuple[int, int, bytes]]:
+        """Returns the identity, the number of changes and, for a small tensor, the values of each
+        tensor, by name.
+        """
+        version_by_name = {}
+        for name, tensor in frozen_tensors(self._module).items():
+            values = b""
+            if tensor.numel() <= _MAX_COMPARED:
+                values = as_array(tensor).tobytes()
+            version_by_name[name] = (id(tensor), tensor._version, values)
+        return version_by_name
 
 
 class ModuleClient:
