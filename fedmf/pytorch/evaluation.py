@@ -3,16 +3,17 @@
 import concurrent.futures
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
 from fedmf.pytorch.batches import as_tensors, example_losses, without_weights
+from fedmf.pytorch.module_copies import copied
 from fedmf.pytorch.module_functions import ModuleFunctions, TensorFunction
 from fedmf.pytorch.module_tensors import copy_arrays, trained_parameters
-from fedmf.pytorch.one_thread import one_thread
+from fedmf.pytorch.torch_settings import process_settings
 from fedmf.training.client_work import cores
 from fedmf.training.examples import Examples, count, take
 from fedmf.training.learner import ClientSettings, Evaluation
@@ -20,6 +21,14 @@ from fedmf.training.learner import ClientSettings, Evaluation
 MAX_BATCH_EXAMPLES = 256
 # Largest number of bytes for the outputs of one batch.
 MAX_OUTPUT_BYTES = 2**25
+
+
+class _EvaluatedFunctions(NamedTuple):
+    """A module in evaluation mode, with metrics by name and the loss."""
+
+    module: torch.nn.Module
+    metrics: dict[str, TensorFunction]
+    loss: TensorFunction
 
 
 class ModuleEvaluator:
@@ -34,7 +43,8 @@ class ModuleEvaluator:
 
     def __init__(self, functions: ModuleFunctions, settings: ClientSettings) -> None:
         self._functions = functions
-        self._module = functions.build_model(settings.seed).eval()
+        self._module = functions.build(settings.seed)
+        self._module.eval()
         self._parameters = list(trained_parameters(self._module).values())
         self._device = torch.device("cpu")
         self._pool = concurrent.futures.ThreadPoolExecutor(cores(), "evaluation")
@@ -47,7 +57,7 @@ class ModuleEvaluator:
         examples = without_weights(examples)
         num_examples = count(examples)
         copy_arrays(weights, self._parameters)
-        with one_thread():
+        with process_settings(self._device):
             self._batch_size = self._batch_size or self._affordable_batch_size(examples)
             batches = (
                 take(examples, slice(start, start + self._batch_size))
@@ -65,11 +75,11 @@ class ModuleEvaluator:
         torch.set_num_threads(1)
         with torch.no_grad(), torch.autocast(self._device.type, enabled=False):
             x, labels = as_tensors(batch, self._device)
-            outputs = self._module(x)
-            metrics = dict(self._functions.metrics)
+            module, metrics, loss_function = self._copies()
+            outputs = module(x)
             loss_metric = metrics.pop("loss", None)
             if loss_metric is None:
-                loss = float(example_losses(self._functions.loss, outputs, labels).double().sum())
+                loss = float(example_losses(loss_function, outputs, labels).double().sum())
             else:
                 loss = _sum_over_examples("loss", loss_metric, outputs, labels, count(batch))
             metric_sums = [
@@ -78,13 +88,24 @@ class ModuleEvaluator:
             ]
         return [loss, *metric_sums]
 
+    def _copies(self) -> _EvaluatedFunctions:
+        """Returns copies of module, metrics and loss for one batch, so that nothing that they
+        change reaches another batch.
+        """
+        originals = _EvaluatedFunctions(
+            self._module, dict(self._functions.metrics), self._functions.loss
+        )
+        copies: _EvaluatedFunctions = copied(originals)
+        return copies
+
     def _affordable_batch_size(self, examples: Examples) -> int:
         """Returns a batch size for the evaluation, a power of two, with outputs of at most
         MAX_OUTPUT_BYTES.
         """
         with torch.no_grad():
             x, _ = as_tensors(take(examples, slice(0, 1)), self._device)
-            outputs = self._module(x)
+            module, _, _ = self._copies()
+            outputs = module(x)
         output_leaves = pytree.tree_leaves(outputs)
         output_bytes = sum(output.numel() * output.element_size() for output in output_leaves)
         max_examples = MAX_OUTPUT_BYTES // max(1, output_bytes)

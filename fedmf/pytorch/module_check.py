@@ -1,7 +1,8 @@
 """Checks that training carries a client's data to other clients through the clipped sum only."""
 
+import random
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -13,7 +14,12 @@ from fedmf.pytorch.evaluation import ModuleEvaluator
 from fedmf.pytorch.fingerprint import frozen_digest
 from fedmf.pytorch.module_functions import ModuleFunctions
 from fedmf.pytorch.module_tensors import as_array, frozen_tensors, trained_parameters
-from fedmf.pytorch.one_thread import one_thread, training_mode
+from fedmf.pytorch.recorded_training import (
+    NoBatchStatistics,
+    RecordedOperations,
+    recorded_autocasts,
+)
+from fedmf.pytorch.torch_settings import process_settings, training_mode
 from fedmf.runs.config import TrainConfig
 from fedmf.runs.executions import execution_kind
 from fedmf.training.examples import Examples, count, digest, take
@@ -36,11 +42,12 @@ def check_trainable(functions: ModuleFunctions, task: TaskData, config: TrainCon
             f"execution={config.execution!r} trains models of TFF, and task {task.name!r} has a "
             "PyTorch model: use execution='fast'"
         )
-    module = functions.build_model(config.seed)
+    module = functions.build(config.seed)
     check_module(functions.name, module)
-    _check_same_weights(functions, module, config.seed)
-    _check_layers(functions.name, module.train())
-    with one_thread():
+    _check_second_module(functions, module, config.seed)
+    module.train()
+    _check_layers(functions.name, module)
+    with process_settings(torch.device("cpu")):
         _check_training(functions, task, config)
         _check_evaluation(functions, task, config)
 
@@ -73,11 +80,19 @@ def check_module(task_name: str, module: Any) -> None:
                 f"parameter {name!r} of task {task_name!r} is {parameter.dtype}, and updates are "
                 "real numbers: make it a buffer, or two real parameters of a complex one"
             )
+        if getattr(parameter, "_post_accumulate_grad_hooks", None):
+            raise ValueError(
+                f"parameter {name!r} of task {task_name!r} has a hook after the accumulation of "
+                "its gradient, which is not called because clients accumulate none: leave it out, "
+                "or use `register_hook`"
+            )
         if parameter.requires_grad and parameter.dtype not in _DTYPES:
             raise TypeError(
                 f"parameter {name!r} of task {task_name!r} is {parameter.dtype}, in which steps "
                 "and noise would be rounded away: train in float32"
             )
+    _check_buffers(task_name, module)
+    _check_memory(task_name, module)
     if not sum(parameter.numel() for parameter in trained_parameters(module).values()):
         raise ValueError(
             f"the model of task {task_name!r} has no parameter that requires a gradient: there is "
@@ -85,15 +100,101 @@ def check_module(task_name: str, module: Any) -> None:
         )
 
 
-def _check_same_weights(functions: ModuleFunctions, module: torch.nn.Module, seed: int) -> None:
-    """Raises a ValueError if a second module of the same seed has other weights."""
-    built_again = functions.build_model(seed)
-    if digest(_trained_weights(module)) != digest(_trained_weights(built_again)) or (
-        frozen_digest(module) != frozen_digest(built_again)
+def _check_buffers(task_name: str, module: torch.nn.Module) -> None:
+    """Raises a TypeError if a buffer cannot become an array, for the fingerprint of a run."""
+    for name, buffer in module.named_buffers():
+        try:
+            as_array(buffer)
+        except (TypeError, RuntimeError) as error:
+            raise TypeError(
+                f"buffer {name!r} of task {task_name!r} is {buffer.dtype} with the layout "
+                f"{buffer.layout} on the device {buffer.device}, and cannot become an array: make "
+                "it a dense tensor on the processor"
+            ) from error
+
+
+class _MemorySpan(NamedTuple):
+    """The addresses between the first and the last entry of a tensor, and its name in a module."""
+
+    start: int
+    end: int
+    name: str
+
+    @classmethod
+    def of(cls, name: str, tensor: torch.Tensor) -> Self:
+        """Returns the span of a tensor with entries."""
+        dimensions = zip(tensor.stride(), tensor.shape, strict=True)
+        num_spanned = 1 + sum(stride * (size - 1) for stride, size in dimensions)
+        start = tensor.data_ptr()
+        return cls(start, start + num_spanned * tensor.element_size(), name)
+
+
+def _check_memory(task_name: str, module: torch.nn.Module) -> None:
+    """Raises a ValueError if trained parameters share memory with other tensors or among their own
+    entries, so that a step of one would change the other.
+    """
+    trained_tensors = trained_parameters(module)
+    spans = [
+        _MemorySpan.of(name, tensor)
+        for name, tensor in {**trained_tensors, **frozen_tensors(module)}.items()
+        if tensor.numel() and tensor.layout == torch.strided
+    ]
+    for span in spans:
+        if span.name not in trained_tensors:
+            continue
+        tensor = trained_tensors[span.name]
+        if span.end - span.start < tensor.numel() * tensor.element_size():
+            raise ValueError(
+                f"entries of parameter {span.name!r} of task {task_name!r} share memory, as those "
+                "of an expanded tensor do: make it of a copy (`tensor.clone()`)"
+            )
+        for neighbour in spans:
+            is_apart = neighbour.end <= span.start or span.end <= neighbour.start
+            if neighbour is not span and not is_apart:
+                raise ValueError(
+                    f"{span.name!r} and {neighbour.name!r} of task {task_name!r} share memory, and "
+                    "a step of one would change the other: assign the same Parameter to both "
+                    "modules, or make one of a copy (`tensor.clone()`)"
+                )
+
+
+def _check_second_module(functions: ModuleFunctions, module: torch.nn.Module, seed: int) -> None:
+    """Raises a ValueError if a second module of the same seed has other weights, or shares a part
+    with the first.
+    """
+    second_module = functions.build(seed)
+    _check_parts(functions.name, module, second_module)
+    if digest(_trained_weights(module)) != digest(_trained_weights(second_module)) or (
+        frozen_digest(module) != frozen_digest(second_module)
     ):
         raise ValueError(
             f"model of task {functions.name!r} builds other weights for the same seed: draw them "
             "by torch's, numpy's or Python's default generator"
+        )
+
+
+def _check_parts(
+    task_name: str, first_module: torch.nn.Module, second_module: torch.nn.Module
+) -> None:
+    """Raises a ValueError if two modules have a layer or the memory of a parameter in common."""
+    first_layers = {id(layer) for layer in first_module.modules()}
+    shared_names = [
+        name for name, layer in second_module.named_modules() if id(layer) in first_layers
+    ]
+    first_addresses = {
+        parameter.data_ptr() for parameter in first_module.parameters() if parameter.numel()
+    }
+    shared_names += [
+        name
+        for name, parameter in second_module.named_parameters()
+        if parameter.data_ptr() in first_addresses
+    ]
+    if shared_names:
+        shared_name = shared_names[0] or "the same module"
+        raise ValueError(
+            f"model of task {task_name!r} returns {shared_name!r} a second time, and several "
+            "clients would train in it at once: build a new module at each call, such as by "
+            "copy.deepcopy"
         )
 
 
@@ -130,39 +231,84 @@ def _check_training(functions: ModuleFunctions, task: TaskData, config: TrainCon
     """Trains two clients in turn on examples of the validation split, and compares their updates.
 
     Raises:
-      ValueError: training fails, changes the module's state, draws random numbers, or gives a
+      ValueError: training fails, changes the module's buffers, draws random numbers, or gives a
         client another update after another client.
     """
     settings = task.client_settings(config)
     first_client, second_client = _two_clients(task)
     module_client = ModuleClient(functions, settings, torch.device("cpu"))
-    module = module_client.module
-    weights = _trained_weights(module)
-    _check_outputs(task.name, module, first_client)
-    frozen_before = frozen_digest(module)
-    generator_state = torch.get_rng_state()
-    update_digests = []
-    for client in (first_client, second_client, first_client):
-        with training_mode(torch.device("cpu")):
-            update, _ = _trained(module_client, weights, client, settings)
-        update_digests.append(digest([as_array(leaf) for leaf in update]))
-    if not torch.equal(generator_state, torch.get_rng_state()):
-        raise ValueError(
-            f"training of task {task.name!r} draws random numbers, so that no run could be "
-            "repeated: leave out dropout and other random layers"
+    weights = _trained_weights(functions.build(config.seed))
+    _check_outputs(task.name, module_client.copied_module(), first_client)
+    _check_operations(module_client, weights, first_client, settings)
+    update_digests = [
+        _update_digest(trained_client, weights, client, settings)
+        for trained_client, client in (
+            (module_client, first_client),
+            (module_client, second_client),
+            (module_client, first_client),
+            (ModuleClient(functions, settings, torch.device("cpu")), second_client),
         )
-    if frozen_digest(module) != frozen_before:
-        raise ValueError(
-            f"training of task {task.name!r} changes {_changed_names(functions, module, settings)},"
-            " which would carry a client's data to other clients without clipping: "
-            f"{_NORMALISATION_HINT}"
-        )
-    if update_digests[0] != update_digests[2]:
+    ]
+    if update_digests[:2] != update_digests[2:]:
         raise ValueError(
             f"training of task {task.name!r} gives a client another update after another client "
             "has trained: let the module and the loss keep no state between calls, and draw no "
             "random numbers"
         )
+
+
+def _check_operations(
+    module_client: ModuleClient,
+    weights: Sequence[np.ndarray],
+    client: Examples,
+    settings: ClientSettings,
+) -> None:
+    """Trains a client, and checks the operations of its steps.
+
+    Raises:
+      ValueError: training fails, draws random numbers, uses statistics of a batch, or caches casts.
+    """
+    generators_before = _generator_states()
+    batch_statistics_message = (
+        f"training of task {settings.task!r} computes with statistics of a batch, which are no "
+        f"trained parameters: {_NORMALISATION_HINT}"
+    )
+    with (
+        RecordedOperations() as operations,
+        NoBatchStatistics(batch_statistics_message),
+        recorded_autocasts() as caches,
+    ):
+        _update_digest(module_client, weights, client, settings)
+    if operations.random_names or _generator_states() != generators_before:
+        names_text = ", ".join(sorted(operations.random_names)) or "from a default generator"
+        raise ValueError(
+            f"training of task {settings.task!r} draws random numbers ({names_text}), so that no "
+            "run could be repeated: leave out dropout and other random layers"
+        )
+    if any(caches):
+        raise ValueError(
+            f"training of task {settings.task!r} uses an autocast that caches casts of weights, "
+            "which all threads share: enter torch.autocast in `forward`, and not as a decorator or "
+            "with cache_enabled=True"
+        )
+
+
+def _generator_states() -> str:
+    """Returns a text that changes when the default generator of PyTorch, numpy or Python draws."""
+    numpy_state = np.random.get_state()  # noqa: NPY002  (the models of users draw from it)
+    return repr((torch.get_rng_state().tolist(), numpy_state, random.getstate()))
+
+
+def _update_digest(
+    module_client: ModuleClient,
+    weights: Sequence[np.ndarray],
+    client: Examples,
+    settings: ClientSettings,
+) -> str:
+    """Trains a client, and returns a digest of its update."""
+    with training_mode(torch.device("cpu")):
+        update, _ = _trained(module_client, weights, client, settings)
+    return digest([as_array(leaf) for leaf in update])
 
 
 def _two_clients(task: TaskData) -> tuple[Examples, Examples]:
@@ -215,19 +361,6 @@ def _check_outputs(task_name: str, module: torch.nn.Module, examples: Examples) 
             )
 
 
-def _changed_names(
-    functions: ModuleFunctions, module: torch.nn.Module, settings: ClientSettings
-) -> str:
-    """Returns the names of buffers and frozen parameters that training has changed."""
-    untrained_tensors = frozen_tensors(functions.build_model(settings.seed))
-    changed_names = [
-        name
-        for name, tensor in frozen_tensors(module).items()
-        if name not in untrained_tensors or not torch.equal(tensor, untrained_tensors[name])
-    ]
-    return ", ".join(changed_names)
-
-
 def _check_evaluation(functions: ModuleFunctions, task: TaskData, config: TrainConfig) -> None:
     """Evaluates a batch, another one, and the first one again.
 
@@ -239,7 +372,7 @@ def _check_evaluation(functions: ModuleFunctions, task: TaskData, config: TrainC
     examples = task.split("validation")
     batch = take(examples, slice(0, task.batch_size))
     last_example = take(examples, np.array([count(examples) - 1]))
-    weights = _trained_weights(functions.build_model(config.seed))
+    weights = _trained_weights(functions.build(config.seed))
     try:
         metric_values = evaluate(weights, batch).values
         evaluate(weights, last_example)

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from fedmf import checks
+from fedmf.pytorch.module_copies import copied
 
 # A function of the outputs and the labels of a batch, which returns a tensor.
 TensorFunction = Callable[[Any, Any], Any]
@@ -28,6 +29,18 @@ class ModuleFunctions:
     build_model: Callable[[int], torch.nn.Module]
     loss: TensorFunction
     metrics: Mapping[str, TensorFunction]
+
+    def build(self, seed: int) -> torch.nn.Module:
+        """Builds the module, with gradients on if the caller has turned them off."""
+        with torch.inference_mode(False), torch.enable_grad():
+            return self.build_model(seed)
+
+    def loss_on(self, device: torch.device) -> TensorFunction:
+        """Returns a copy of the loss, for outputs on a device."""
+        loss: TensorFunction = copied(self.loss)
+        if isinstance(loss, torch.nn.Module):
+            loss.to(device)
+        return loss
 
 
 def seeded_module(model: Callable[[], torch.nn.Module]) -> Callable[[int], torch.nn.Module]:

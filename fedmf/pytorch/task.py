@@ -149,6 +149,11 @@ def _check_functions(task: Task) -> None:
             f"loss of task {task.name!r} has a weight for each class and divides by it, so that it "
             "has no effect on single examples: leave it out, and give the task a class_weight"
         )
+    if _has_trained_parameters(task.loss):
+        raise ValueError(
+            f"loss of task {task.name!r} has parameters that require gradients, which no run would "
+            "train: make them parameters of the model, or buffers"
+        )
     if not isinstance(task.metrics, Mapping):
         raise TypeError(
             f"metrics of task {task.name!r} is a {type(task.metrics).__name__}: give a dict, such "
@@ -168,6 +173,13 @@ def _divides_by_weights(loss: Any) -> bool:
     is_weighted = loss.keywords.get("weight") is not None
     has_mean = loss.keywords.get("reduction", "mean") == "mean"
     return loss.func in _WEIGHTED_MEANS and is_weighted and has_mean
+
+
+def _has_trained_parameters(loss: Any) -> bool:
+    """Returns whether a loss is a module with parameters that require gradients."""
+    if not isinstance(loss, torch.nn.Module):
+        return False
+    return any(parameter.requires_grad for parameter in loss.parameters())
 
 
 def _check_function(name: str, value: Any, hint: str) -> None:

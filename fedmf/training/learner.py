@@ -320,10 +320,10 @@ def function_text(function: Any) -> str:
     'math.pow(2, y=array bc22cf6bfa1baa68)'
     """
     if isinstance(function, functools.partial):
-        argument_texts = [_value_text(value) for value in function.args]
+        argument_texts = [value_text(value) for value in function.args]
         sorted_keywords = sorted(function.keywords.items())
         argument_texts += [
-            f"{qualified_name}={_value_text(value)}" for qualified_name, value in sorted_keywords
+            f"{qualified_name}={value_text(value)}" for qualified_name, value in sorted_keywords
         ]
         return f"{function_text(function.func)}({', '.join(argument_texts)})"
     method_owner = getattr(function, "__self__", function)
@@ -334,7 +334,7 @@ def function_text(function: Any) -> str:
     return f"{qualified_name}({_fields_text(method_owner)})" if is_object else qualified_name
 
 
-def _value_text(value: Any) -> str:
+def value_text(value: Any) -> str:
     """Returns a text that changes with a value. Of an array it has a digest, and of an object that
     is no dataclass only the class.
     """
@@ -345,12 +345,12 @@ def _value_text(value: Any) -> str:
     if isinstance(value, str | bytes | int | float | complex | None):
         return repr(value)
     if isinstance(value, Mapping):
-        entry_texts = [f"{_value_text(key)}: {_value_text(entry)}" for key, entry in value.items()]
+        entry_texts = [f"{value_text(key)}: {value_text(entry)}" for key, entry in value.items()]
         return f"{{{', '.join(entry_texts)}}}"
     if isinstance(value, list | tuple):
-        return f"[{', '.join(map(_value_text, value))}]"
+        return f"[{', '.join(map(value_text, value))}]"
     if hasattr(value, "__array__"):
-        with contextlib.suppress(TypeError):
+        with contextlib.suppress(TypeError, RuntimeError):
             return f"array {digest(np.asarray(value))}"
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return f"{type(value).__qualname__}({_fields_text(value)})"
@@ -360,7 +360,7 @@ def _value_text(value: Any) -> str:
 def _fields_text(owner: Any) -> str:
     """Returns the fields of a dataclass object as text."""
     field_names = [field.name for field in dataclasses.fields(owner)]
-    return ", ".join(f"{name}={_value_text(getattr(owner, name))}" for name in field_names)
+    return ", ".join(f"{name}={value_text(getattr(owner, name))}" for name in field_names)
 
 
 @contextlib.contextmanager

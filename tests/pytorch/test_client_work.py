@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from fedmf import pytorch
 from fedmf.pytorch.client_training import client_setup
 from fedmf.pytorch.client_training.one_client import ModuleClient
 from fedmf.pytorch.client_training.stacked import ClientStack
@@ -180,15 +181,40 @@ def test_a_hook_on_a_parameter_is_called(tmp_path):
     assert np.linalg.norm(with_hook.values[0]) != np.linalg.norm(without.values[0])
 
 
-def test_states_of_the_caller_do_not_matter(kind):
+def test_settings_of_the_caller_do_not_matter(kind):
     task = small_models.task()
     settings = small_models.config()
     clients = clients_of(task, settings)
     work, sent = work_of(task, settings)
     expected = sums_of(work, sent, clients)
-    with torch.no_grad(), torch.autocast("cpu"):
-        work, _ = work_of(task, settings)
-        assert sums_of(work, sent, clients) == expected
+    for caller_settings in (torch.no_grad(), torch.inference_mode(), torch.autocast("cpu")):
+        with caller_settings:
+            work, _ = work_of(task, settings)
+            assert sums_of(work, sent, clients) == expected
+
+
+def test_products_have_full_precision_and_the_caller_keeps_his(kind, monkeypatch):
+    precisions = []
+
+    class Recorder(torch.nn.Linear):
+        def forward(self, x):
+            precisions.append(torch.get_float32_matmul_precision())
+            return super().forward(x)
+
+    torch.set_float32_matmul_precision("medium")
+    try:
+        task = small_models.task(lambda: Recorder(4, 3))
+        work, sent = work_of(task, small_models.config())
+        sums_of(work, sent, clients_of(task, small_models.config()))
+        assert torch.get_float32_matmul_precision() == "medium"
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    assert set(precisions) == {"highest"}
+
+
+def test_a_run_trains_in_inference_mode(tmp_path):
+    with torch.inference_mode():
+        small_models.train(tmp_path / "run", callbacks=[pytorch.StopAfter(1)])
 
 
 def test_a_model_may_overwrite_its_inputs_and_its_weights(kind):
@@ -274,3 +300,133 @@ def test_clients_of_one_example_of_a_larger_model_share_the_weights(monkeypatch)
     [both] = sums_of(work, sent, clients[3:5])
     [reverse] = sums_of(work, sent, clients[4:2:-1])
     assert both == reverse
+
+
+class WithMemory(torch.nn.Module):
+    """A model that keeps what a client's first batch or its number of batches set in it."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 3)
+        self.shift = None
+        self.calls = 0
+        self.seen = []
+
+    def forward(self, x):
+        self.calls += 1
+        self.seen.append(float(self.calls))
+        if self.shift is None:
+            self.shift = x.detach().mean(0)
+        return self.layer(x - self.shift) * (1.0 if self.calls < 3 else 0.5) + len(self.seen)
+
+
+class Decaying(torch.nn.Module):
+    """A model that shrinks its weights at each call."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 3)
+
+    def forward(self, x):
+        with torch.no_grad():
+            self.layer.weight.mul_(0.9)
+        return self.layer(x)
+
+
+class LossWithMemory:
+    """A loss that counts its calls."""
+
+    def __init__(self):
+        self.calls = 0
+
+    def __call__(self, outputs, labels):
+        self.calls += 1
+        return torch.nn.functional.cross_entropy(outputs, labels) * (1 + self.calls)
+
+
+class WithoutResult(torch.nn.Linear):
+    """A model whose `train` returns nothing."""
+
+    def train(self, mode=True):
+        super().train(mode)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model": WithMemory},
+        {"model": Decaying},
+        {"loss": LossWithMemory()},
+        {"model": lambda: WithoutResult(4, 3)},
+    ],
+)
+def test_no_state_of_module_or_loss_reaches_another_client(changes, kind):
+    task = small_models.task(**changes)
+    settings = small_models.config(client_epochs=2)
+    task.learner.check(task, settings)
+    clients = clients_of(task, settings)
+    # Client 3 has one example and client 4 has eight.
+    for group in (clients[3:5], clients[4:2:-1]):
+        work, sent = work_of(task, settings)
+        first, second = (sums_of(work, sent, [client])[0] for client in clients[3:5])
+        [both] = sums_of(work, sent, group)
+        for actual, one, another in zip(both[:-1], first[:-1], second[:-1], strict=True):
+            assert actual == (np.frombuffer(one) + np.frombuffer(another)).tobytes()
+
+
+def cast_by_hand(x, weight, bias):
+    """Returns the outputs of a layer in half precision."""
+    return torch.nn.functional.linear(x.bfloat16(), weight.bfloat16(), bias.bfloat16()).float()
+
+
+class InHalfPrecision(torch.nn.Linear):
+    """A model in half precision, by autocast or by hand."""
+
+    def __init__(self, by_hand):
+        super().__init__(4, 3)
+        self.by_hand = by_hand
+
+    def forward(self, x):
+        if self.by_hand:
+            return cast_by_hand(x, self.weight, self.bias)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return super().forward(x).float()
+
+
+def test_an_autocast_of_the_model_casts_the_weights_of_each_step(kind):
+    settings = small_models.config(client_epochs=3, client_learning_rate=1.0)
+    sums = []
+    for by_hand in (True, False):
+        task = small_models.task(lambda by_hand=by_hand: InHalfPrecision(by_hand))
+        work, sent = work_of(task, settings)
+        sums.append(list(work.sums(sent, [clients_of(task, settings)])))
+    for expected, actual in zip(sums[0][0].values, sums[1][0].values, strict=True):
+        np.testing.assert_allclose(actual, expected, atol=1e-3)
+
+
+def loss_by_embedding(outputs, labels):
+    """Returns a loss that looks up an output by an embedding."""
+    logits = torch.nn.functional.log_softmax(outputs, 1)
+    return -torch.nn.functional.embedding(labels, logits.t()).mean()
+
+
+@torch.jit.script
+def looked_up(words, table):
+    return torch.embedding(table, words)
+
+
+class ScriptedWords(small_models.Words):
+    """Words whose vectors a script looks up, in which no mode of Python sees an operation."""
+
+    def forward(self, x):
+        hidden, _ = self.lstm(looked_up(x, self.vectors.weight))
+        return self.output(hidden).transpose(1, 2)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"loss": loss_by_embedding}, {"model": ScriptedWords}], ids=["loss", "script"]
+)
+def test_embeddings_whose_indices_are_not_checked_are_not_stacked(changes):
+    model = changes.pop("model", small_models.perceptron)
+    work, _ = work_of(small_models.task(model, **changes), small_models.config())
+    assert "aten.embedding would mix" in work.explain() or "in the loss" in work.explain()

@@ -1,5 +1,6 @@
 """Models and losses for which the guarantee would not hold, or that cannot be trained."""
 
+import copy
 import functools
 import re
 
@@ -24,17 +25,19 @@ class WithBuffer(nn.Module):
         return self.layer(x)
 
 
+HIDDEN = [0.0]
+
+
 class WithHiddenState(nn.Module):
-    """A model that multiplies with the mean of the batch before."""
+    """A model that multiplies with the mean of the batch before, which is no attribute of it."""
 
     def __init__(self):
         super().__init__()
         self.layer = nn.Linear(4, 3)
-        self.hidden = 0.0
 
     def forward(self, x):
-        outputs = self.layer(x) * (1 + self.hidden)
-        self.hidden = x.mean().detach()
+        outputs = self.layer(x) * (1 + HIDDEN[0])
+        HIDDEN[0] = x.mean().detach()
         return outputs
 
 
@@ -82,7 +85,7 @@ class MeanOfBatch(nn.Module):
 
 
 def layers(*more):
-    return lambda: nn.Sequential(nn.Linear(4, 3), *more)
+    return lambda: nn.Sequential(nn.Linear(4, 3), *copy.deepcopy(more))
 
 
 def other_weights():
@@ -94,6 +97,79 @@ def other_weights():
 
 def with_parameter(parameter):
     return lambda: WithOwnParameter(parameter)
+
+
+def tied_by_data():
+    """Returns a model with two parameters in the same memory."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    model[1].weight.data = model[0].weight.data
+    return model
+
+
+def with_gradient_hook():
+    """Returns a model with a hook that only `backward` calls."""
+    model = nn.Linear(4, 3)
+    model.weight.register_post_accumulate_grad_hook(lambda parameter: None)
+    return model
+
+
+class NormOfBatch(nn.Module):
+    """A model that normalises by statistics of a batch without a layer for it."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, x):
+        return nn.functional.batch_norm(self.layer(x), None, None, training=self.training)
+
+
+class NormInList(nn.Module):
+    """A model with a layer of batch normalisation that PyTorch does not see."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = [nn.Linear(4, 3), nn.BatchNorm1d(3, track_running_stats=False)]
+        self.output = nn.Linear(3, 3)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return self.output(x)
+
+
+class SeededDropout(nn.Module):
+    """A model with dropout that is the same at each call, by the default generator."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, x):
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            return self.layer(nn.functional.dropout(x, 0.5, self.training))
+
+
+class DecoratedAutocast(nn.Module):
+    """A model that computes in half precision, with a cache that all threads share."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    @torch.autocast("cpu", dtype=torch.bfloat16)
+    def forward(self, x):
+        return self.layer(x)
+
+
+def with_weight_norm():
+    """Returns a model that cannot be copied."""
+    return nn.Sequential(nn.utils.weight_norm(nn.Linear(4, 3)))
+
+
+SHARED = nn.Linear(4, 3)
+SHARED_PART = nn.Linear(4, 4).requires_grad_(False)
 
 
 REFUSED = {
@@ -127,6 +203,24 @@ REFUSED = {
         lambda: nn.Linear(4, 3).requires_grad_(False),
         "no parameter that requires a gradient",
     ),
+    "two parameters in one memory": (
+        tied_by_data,
+        r"'0.weight' and '1.weight' of task .* share memory.*assign the same Parameter",
+    ),
+    "an expanded parameter": (
+        with_parameter(nn.Parameter(torch.zeros(1).expand(3))),
+        "entries of parameter 'extra'.*share memory.*clone",
+    ),
+    "a hook after accumulation": (with_gradient_hook, "hook after the accumulation.*register_hook"),
+    "the same module": (lambda: SHARED, "returns 'the same module' a second time.*copy.deepcopy"),
+    "a shared layer": (
+        lambda: nn.Sequential(SHARED_PART, nn.Linear(4, 3)), "returns '0' a second time"
+    ),
+    "functional batch normalisation": (NormOfBatch, "computes with statistics of a batch"),
+    "batch normalisation in a list": (NormInList, "computes with statistics of a batch"),
+    "dropout with a seed": (SeededDropout, r"draws random numbers \(aten.*leave out dropout"),
+    "an autocast that caches": (DecoratedAutocast, "autocast that caches casts of weights"),
+    "no copies": (with_weight_norm, "cannot be copied.*parametrizations"),
     "random weights": (other_weights, "other weights for the same seed"),
     "one output for all": (MeanOfBatch, "first axis counts examples"),
     "inputs of other shape": (lambda: nn.Linear(5, 3), "fails on its validation split"),
@@ -177,6 +271,17 @@ def loss_with_item(outputs, labels):
     return nn.functional.cross_entropy(outputs, labels) * (1 if labels.item() else 2)
 
 
+class LossWithCentre(nn.Module):
+    """A loss with a parameter of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.centre = nn.Parameter(torch.zeros(3))
+
+    def forward(self, outputs, labels):
+        return nn.functional.cross_entropy(outputs - self.centre, labels)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -188,6 +293,7 @@ def loss_with_item(outputs, labels):
             {"loss": functools.partial(nn.functional.cross_entropy, weight=torch.ones(3))},
             "give the task a class_weight",
         ),
+        ({"loss": LossWithCentre()}, "loss of task 'small' has parameters that require"),
         ({"model": nn.Linear(4, 3)}, "model is the module Linear.*lambda: Net()"),
         ({"metrics": [small_models.accuracy]}, "metrics of task 'small' is a list: give a dict"),
         ({"metrics": {"accuracy": lambda outputs: 0.0}}, "metric 'accuracy'.* 2 arguments"),

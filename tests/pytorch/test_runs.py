@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import pickle
+import time
 
 import numpy as np
 import pytest
@@ -10,6 +11,8 @@ import torch
 
 import fedmf
 from fedmf import pytorch
+from fedmf.pytorch import evaluation
+from fedmf.training.learner import Machine
 from tests.pytorch import small_models
 
 
@@ -244,3 +247,66 @@ def seeded_linear(seed):
 def test_the_public_names():
     assert {"Task", "train", "arrays_of_state", "state_of_arrays"} <= set(pytorch.__all__)
     assert all(hasattr(pytorch, name) for name in pytorch.__all__)
+
+
+class WithScratch(torch.nn.Module):
+    """A model that keeps its hidden layer as an attribute while it computes."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 3)
+
+    def forward(self, x):
+        self.hidden = self.layer(x)
+        time.sleep(0.001)
+        return self.hidden
+
+
+def test_threads_that_evaluate_share_no_attributes(monkeypatch):
+    monkeypatch.setattr(evaluation, "MAX_BATCH_EXAMPLES", 1)
+    monkeypatch.setattr(evaluation, "cores", lambda: 4)
+    task = small_models.task(WithScratch)
+    settings = task.client_settings(small_models.config())
+    evaluate = task.learner.evaluator(settings, Machine())
+    weights = task.initial_weights(3)
+    examples = task.split("test")
+    outputs = task.learner.model(weights, 3)(torch.tensor(examples[0]))
+    loss = torch.nn.functional.cross_entropy(outputs, torch.tensor(examples[1]))
+    assert evaluate(weights, examples).values["loss"] == pytest.approx(loss.item(), rel=1e-6)
+
+
+class WithNumber(torch.nn.Linear):
+    """A model with a number that it does not show."""
+
+    def __init__(self, number):
+        super().__init__(4, 3)
+        self._number = number
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "name"),
+    [
+        ({"model": lambda: WithNumber(1)}, {"model": lambda: WithNumber(2)}, "_number"),
+        (
+            {"loss": torch.nn.CrossEntropyLoss()},
+            {"loss": torch.nn.CrossEntropyLoss(label_smoothing=0.1)},
+            "loss",
+        ),
+    ],
+)
+def test_numbers_of_modules_and_losses_are_part_of_the_fingerprint(first, second, name):
+    fingerprints = [
+        small_models.task(**changes).learner.fingerprint(3) for changes in (first, first, second)
+    ]
+    assert fingerprints[0] == fingerprints[1]
+    changed = [key for key in fingerprints[2] if fingerprints[2][key] != fingerprints[0][key]]
+    assert [key for key in changed if name in key] == changed
+
+
+def test_a_file_with_two_values_of_a_shared_parameter_is_refused(tmp_path):
+    task = small_models.task(small_models.Words)
+    state = dict(task.build_model(3).state_dict())
+    state["output.weight"] = state["output.weight"] + 1
+    torch.save(state, tmp_path / "model.pt")
+    with pytest.raises(ValueError, match="'vectors.weight' and 'output.weight' have different"):
+        task.learner.load_weights(tmp_path / "model.pt")

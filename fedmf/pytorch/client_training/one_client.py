@@ -8,68 +8,86 @@ import torch
 from fedmf.pytorch.batches import as_tensors, mean_loss
 from fedmf.pytorch.client_training.clipping import clip_stacked
 from fedmf.pytorch.client_training.optimizers import ClientOptimizer
+from fedmf.pytorch.module_copies import copied
 from fedmf.pytorch.module_functions import ModuleFunctions
-from fedmf.pytorch.module_tensors import as_array, copy_arrays, frozen_tensors, trained_parameters
-from fedmf.pytorch.one_thread import training_mode
+from fedmf.pytorch.module_tensors import as_array, copy_arrays, trained_parameters
+from fedmf.pytorch.torch_settings import training_mode
 from fedmf.training.client_work import Broadcast
 from fedmf.training.examples import Epochs, count
 from fedmf.training.execution.in_threads import ClientResult
 from fedmf.training.learner import ClientSettings
 
-# Largest number of entries of a tensor whose values are compared after each client.
+# Largest number of entries of a frozen parameter whose values are compared after each client.
 _MAX_COMPARED = 4096
 
 
 class FrozenTensors:
     """The buffers and frozen parameters of a module, which no client may change.
 
-    A changed one would carry a client's data to the next client without clipping. Small tensors are
-    compared by their values; of large ones PyTorch counts the changes, which a module can evade by
-    writing to `tensor.data`.
+    A changed one would carry a client's data to the next client without clipping. Buffers and small
+    parameters are compared by their values; of large parameters PyTorch counts the changes, which a
+    module can evade by writing to `parameter.data`.
 
     Args:
-      module: the module.
+      module: the module, in which no client trains.
       task_name: name of the task, for errors.
     """
 
     def __init__(self, module: torch.nn.Module, task_name: str) -> None:
-        self._module = module
         self._task_name = task_name
-        self._versions = self._current_versions()
+        self._buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
+        self._versions = _parameter_versions(module)
 
-    def check(self) -> None:
-        """Raises a ValueError if a tensor was replaced or written to since this object was made."""
-        current_versions = self._current_versions()
-        if current_versions == self._versions:
-            return
-        changed_names = [
-            name
-            for name in {**self._versions, **current_versions}
-            if current_versions.get(name) != self._versions.get(name)
-        ]
-        raise ValueError(
-            f"training of task {self._task_name!r} changes {', '.join(changed_names)}, which would "
-            "carry a client's data to other clients without clipping: use layers without such "
-            "state, such as torch.nn.GroupNorm in place of batch normalisation"
-        )
+    def check(self, module: torch.nn.Module) -> None:
+        """Checks the module, or a copy that shares its parameters, after clients have trained in
+        it.
 
-    def _current_versions(self) -> dict[str, tuple[int, int, bytes]]:
-        """Returns the identity, the number of changes and, for a small tensor, the values of each
-        tensor, by name.
+        Raises:
+          ValueError: a buffer or a frozen parameter was replaced or written to.
         """
-        version_by_name = {}
-        for name, tensor in frozen_tensors(self._module).items():
-            values = b""
-            if tensor.numel() <= _MAX_COMPARED:
-                values = as_array(tensor).tobytes()
-            version_by_name[name] = (id(tensor), tensor._version, values)
-        return version_by_name
+        changed_names = []
+        buffers = dict(module.named_buffers())
+        for name in {**self._buffers, **buffers}:
+            is_in_both = name in buffers and name in self._buffers
+            if not is_in_both or not _has_same_values(buffers[name], self._buffers[name]):
+                changed_names.append(name)
+        versions = _parameter_versions(module)
+        for name in {**self._versions, **versions}:
+            if versions.get(name) != self._versions.get(name):
+                changed_names.append(name)
+        if changed_names:
+            raise ValueError(
+                f"training of task {self._task_name!r} changes {', '.join(changed_names)}, which "
+                "would carry a client's data to other clients without clipping: use layers without "
+                "such state, such as torch.nn.GroupNorm in place of batch normalisation"
+            )
+
+
+def _has_same_values(first: torch.Tensor, second: torch.Tensor) -> bool:
+    """Returns whether two tensors have the same values. A NaN equals a NaN."""
+    return torch.equal(first, second) or as_array(first).tobytes() == as_array(second).tobytes()
+
+
+def _parameter_versions(module: torch.nn.Module) -> dict[str, tuple[int, int, bytes]]:
+    """Returns the identity, the number of changes and, for a small one, the values of each frozen
+    parameter, by name.
+    """
+    version_by_name = {}
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad:
+            continue
+        values = b""
+        if parameter.numel() <= _MAX_COMPARED:
+            values = as_array(parameter).tobytes()
+        version_by_name[name] = (id(parameter), parameter._version, values)
+    return version_by_name
 
 
 class ModuleClient:
     """A callable that trains one client of any module by automatic differentiation.
 
-    Each object has a module of its own, so that threads do not share it.
+    Each object has a module of its own, so that threads do not share it. Each client trains in a
+    copy that shares the module's parameters.
 
     Args:
       functions: the task's functions.
@@ -80,13 +98,20 @@ class ModuleClient:
     def __init__(
         self, functions: ModuleFunctions, settings: ClientSettings, device: torch.device
     ) -> None:
-        self._loss = functions.loss
+        self._task_name = functions.name
+        self._loss = functions.loss_on(device)
         self._settings = settings
         self._device = device
-        self.module = functions.build_model(settings.seed).to(device).train()
-        self._parameters = list(trained_parameters(self.module).values())
+        self._module = functions.build(settings.seed).to(device)
+        self._module.train()
+        self._parameters = list(trained_parameters(self._module).values())
         self._optimizer = ClientOptimizer(settings, device)
-        self._frozen = FrozenTensors(self.module, functions.name)
+        self._frozen = FrozenTensors(self._module, functions.name)
+
+    def copied_module(self) -> torch.nn.Module:
+        """Returns a copy of the module that shares its parameters, and no other state."""
+        module: torch.nn.Module = copied(self._module, self._module.parameters())
+        return module
 
     def __call__(self, sent: Broadcast, clients: Sequence[Epochs]) -> ClientResult:
         """Trains one client on its epochs, and returns its clipped update and its loss."""
@@ -114,10 +139,12 @@ class ModuleClient:
         initial_weights = [torch.tensor(weight, device=self._device) for weight in weights]
         copy_arrays(weights, self._parameters)
         state = self._optimizer.initial(initial_weights)
+        module = self.copied_module()
+        loss_function = copied(self._loss)
         loss_sum = 0.0
         for batch in self._settings.batches(epochs):
             x, y = as_tensors(batch, self._device)
-            loss = mean_loss(self._loss, self.module(x), y)
+            loss = mean_loss(loss_function, module(x), y)
             gradients = torch.autograd.grad(
                 loss, self._parameters, allow_unused=True, materialize_grads=True
             )
@@ -128,9 +155,22 @@ class ModuleClient:
                     [gradient.to_dense() for gradient in gradients],
                 )
             loss_sum += float(loss.detach()) * count(batch)
-        self._frozen.check()
+        self._frozen.check(module)
+        self._check_parameters(module)
         update = [
             weight - parameter.detach()
             for weight, parameter in zip(initial_weights, self._parameters, strict=True)
         ]
         return update, loss_sum
+
+    def _check_parameters(self, module: torch.nn.Module) -> None:
+        """Raises a ValueError if a copy in which a client has trained has other parameters than the
+        module, whose gradients were computed.
+        """
+        trained_ids = [id(parameter) for parameter in trained_parameters(module).values()]
+        if trained_ids != [id(parameter) for parameter in self._parameters]:
+            raise ValueError(
+                f"the model of task {self._task_name!r} replaces its parameters in training, or "
+                "has a TorchScript module, whose copies have parameters of their own: keep the "
+                "parameters of a module in Python"
+            )

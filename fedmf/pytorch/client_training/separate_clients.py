@@ -5,7 +5,8 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from fedmf.pytorch.recorded_training import RecordedOperations
 
 # Under torch.vmap, an index of one client that is out of range reaches the rows of another client
 # in these operations.
@@ -69,17 +70,31 @@ def _by_name(
     return argument_by_name
 
 
-class _RecordedOperations(TorchDispatchMode):
-    """A mode that records the names of all operations inside its block."""
+def check_embeddings(forward: Callable[[], Any]) -> None:
+    """Checks that `EmbeddingIndices` sees all embeddings of a module.
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: set[str] = set()
+    Args:
+      forward: calls the module, without torch.vmap.
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Records and calls an operation."""
-        self.names.add(str(func.overloadpacket))
-        return func(*args, **(kwargs or {}))
+    Raises:
+      ValueError: it does not see one, as in a script.
+    """
+    with RecordedOperations() as recorded, EmbeddingIndices() as embeddings:
+        forward()
+    if recorded.counts[torch.ops.aten.embedding] > len(embeddings.misfits):
+        raise ValueError("aten.embedding would mix clients, in a script or as torch.ops")
+
+
+def check_no_embeddings(compute_loss: Callable[[], Any]) -> None:
+    """Checks that a loss has no embedding, of which `EmbeddingIndices` would see nothing.
+
+    Raises:
+      ValueError: it has one.
+    """
+    with RecordedOperations() as recorded:
+        compute_loss()
+    if recorded.counts[torch.ops.aten.embedding]:
+        raise ValueError("aten.embedding in the loss would mix clients")
 
 
 def check_separate(train_step: Callable[[], Any]) -> None:
@@ -91,10 +106,12 @@ def check_separate(train_step: Callable[[], Any]) -> None:
     Raises:
       ValueError: it has such an operation.
     """
-    with _RecordedOperations() as recorded:
+    with RecordedOperations() as recorded:
         train_step()
     mixing_names = sorted(
-        name for name in recorded.names if name.rstrip("_").startswith(_MIXING_OPERATIONS)
+        name
+        for name in map(str, recorded.counts)
+        if name.rstrip("_").startswith(_MIXING_OPERATIONS)
     )
     if mixing_names:
         raise ValueError(f"{', '.join(mixing_names)} would mix clients")

@@ -9,8 +9,9 @@ other slots and beside other clients; a model whose updates change by that is no
 """
 
 import contextlib
+import functools
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,10 +22,16 @@ from fedmf.pytorch.batches import as_tensors, mean_loss
 from fedmf.pytorch.client_training.clipping import clip_stacked
 from fedmf.pytorch.client_training.one_client import FrozenTensors, ModuleClient
 from fedmf.pytorch.client_training.optimizers import ClientOptimizer
-from fedmf.pytorch.client_training.separate_clients import EmbeddingIndices, check_separate
+from fedmf.pytorch.client_training.separate_clients import (
+    EmbeddingIndices,
+    check_embeddings,
+    check_no_embeddings,
+    check_separate,
+)
+from fedmf.pytorch.module_copies import attribute_texts
 from fedmf.pytorch.module_functions import ModuleFunctions
 from fedmf.pytorch.module_tensors import as_array, trained_parameters
-from fedmf.pytorch.one_thread import training_mode
+from fedmf.pytorch.torch_settings import training_mode
 from fedmf.server.update_rules import OptimizerState
 from fedmf.training.batching import concatenated_epochs, list_batches, order_steps
 from fedmf.training.client_work import Broadcast
@@ -82,11 +89,13 @@ class ClientStack:
         has_one_step: bool = False,
     ) -> None:
         self._functions = functions
+        self._loss = functions.loss_on(device)
         self._settings = settings
         self._num_slots = num_slots
         self._device = device
         self._has_one_step = has_one_step
-        self._module = functions.build_model(settings.seed).to(device).train()
+        self._module = functions.build(settings.seed).to(device)
+        self._module.train()
         self._names = list(trained_parameters(self._module))
         self._optimizer = ClientOptimizer(settings, device)
         self._frozen = FrozenTensors(self._module, functions.name)
@@ -100,14 +109,15 @@ class ClientStack:
         """
         settings = self._settings
         single_client = ModuleClient(self._functions, settings, self._device)
-        parameters = trained_parameters(single_client.module).values()
+        parameters = trained_parameters(single_client.copied_module()).values()
         if any(parameter._backward_hooks for parameter in parameters):
             raise ValueError("a parameter has a hook, which torch.func does not call")
         initial_weights = [as_array(parameter) for parameter in parameters]
+        attributes_before = attribute_texts(self._module)
         rng = np.random.default_rng(0)
         batch = random_batch(rng, settings.spec, min(2, max(self._checked_batch_sizes())))
         with training_mode(self._device):
-            check_separate(lambda: single_client.train(initial_weights, [batch]))
+            self._check_operations(single_client, initial_weights, batch)
             self._check_agreement(single_client, initial_weights, batch)
             slots = Slots(
                 number=self._num_slots,
@@ -116,6 +126,21 @@ class ClientStack:
                 share_weights=self._has_one_step,
             )
             check_independent(self._gradients_of_arrays, slots, self._checked_batch_sizes())
+        _check_equal_attributes(attributes_before, attribute_texts(self._module))
+
+    def _check_operations(
+        self, single_client: ModuleClient, weights: Sequence[np.ndarray], batch: Any
+    ) -> None:
+        """Raises a ValueError if the module or the loss has an operation by which torch.vmap would
+        mix clients.
+        """
+        x, y = as_tensors(batch, self._device)
+        module = single_client.copied_module()
+        with torch.no_grad():
+            check_embeddings(functools.partial(module, x))
+            outputs = module(x)
+            check_no_embeddings(functools.partial(mean_loss, self._loss, outputs, y))
+        check_separate(functools.partial(single_client.train, weights, [batch]))
 
     def _check_agreement(
         self, single_client: ModuleClient, weights: Sequence[np.ndarray], batch: Any
@@ -188,14 +213,13 @@ class ClientStack:
         steps = order_steps(list_batches(clients, self._settings.batch_size), self._num_slots)
         examples = nest.unflatten(self._settings.spec, concatenated_epochs(clients))
         xs, ys = as_tensors(examples, self._device)
-        stacked_weights = [
-            torch.tensor(weight, device=self._device).expand(self._num_slots, *weight.shape)
-            for weight in weights
-        ]
+        stacked_weights = self._expanded(weights)
         if not self._has_one_step:
             # A module may write to its weights, so that each slot has a copy.
             stacked_weights = [weight.contiguous() for weight in stacked_weights]
-        state = _ClientsState(self._optimizer.initial(stacked_weights), stacked_weights)
+        # The optimizer has weights of its own, because a module may write to those of its call.
+        optimizer_state = self._optimizer.initial(self._expanded(weights))
+        state = _ClientsState(optimizer_state, stacked_weights)
         state = state._replace(
             optimizer=state.optimizer._replace(step=state.optimizer.step.repeat(self._num_slots))
         )
@@ -203,15 +227,26 @@ class ClientStack:
         for starts, has_batch, size in zip(*steps, strict=True):
             rows = torch.tensor(starts[:, np.newaxis] + np.arange(size), device=self._device)
             x, y = nest.map_leaves(lambda tensor, rows=rows: tensor[rows], (xs, ys))
-            losses, gradients = self._losses_and_gradients(state.weights, x, y)
-            next_state = _ClientsState(
-                *self._optimizer.next(state.optimizer, state.weights, gradients)
-            )
             is_trained = torch.tensor(has_batch, device=self._device)
+            weights_of_step = state.weights
+            if not self._has_one_step and not has_batch.all():
+                # A module may write to its weights. Slots without a batch keep theirs.
+                weights_of_step = [weight.clone() for weight in state.weights]
+            losses, gradients = self._losses_and_gradients(weights_of_step, x, y)
+            next_state = _ClientsState(
+                *self._optimizer.next(state.optimizer, weights_of_step, gradients)
+            )
             state = _selected(is_trained, next_state, state)
             loss_sums += torch.where(is_trained, losses.double() * int(size), 0.0)
-        self._frozen.check()
+        self._frozen.check(self._module)
         return state, loss_sums
+
+    def _expanded(self, weights: Sequence[np.ndarray]) -> list[torch.Tensor]:
+        """Returns tensors with the weights of all slots, which share their memory."""
+        return [
+            torch.tensor(weight, device=self._device).expand(self._num_slots, *weight.shape)
+            for weight in weights
+        ]
 
     def _losses_and_gradients(
         self, weights: Sequence[torch.Tensor], x: Any, y: Any
@@ -240,7 +275,16 @@ class ClientStack:
         weight_by_name = dict(zip(self._names, weights, strict=True))
         with EmbeddingIndices() as embeddings:
             outputs = torch.func.functional_call(self._module, weight_by_name, (x,))
-        return mean_loss(self._functions.loss, outputs, y), embeddings.has_misfit()
+        return mean_loss(self._loss, outputs, y), embeddings.has_misfit()
+
+
+def _check_equal_attributes(before: Mapping[str, str], after: Mapping[str, str]) -> None:
+    """Raises a ValueError if training has changed an attribute of a module. In a stack, a client
+    with few batches would get the value after the batches of others.
+    """
+    changed_names = [name for name in {**before, **after} if before.get(name) != after.get(name)]
+    if changed_names:
+        raise ValueError(f"the module sets {', '.join(changed_names)} in training")
 
 
 def _selected(is_new: torch.Tensor, new: _ClientsState, old: _ClientsState) -> _ClientsState:

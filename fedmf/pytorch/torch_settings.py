@@ -1,0 +1,102 @@
+"""The settings of PyTorch with which clients train, whatever the caller has set."""
+
+import contextlib
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import torch
+
+from fedmf.server.messages import ClippedSum
+from fedmf.training.client_work import Broadcast, ClientWork
+from fedmf.training.examples import ClientData
+
+
+@contextlib.contextmanager
+def process_settings(device: torch.device) -> Iterator[None]:
+    """Sets what all threads of the process share: inside the block each operation has one thread,
+    products of float32 are computed in float32, and not in TF32 or bfloat16, and operations on a
+    GPU are deterministic where they can be.
+
+    Kernels round by the number of threads, and one client a thread is faster.
+    """
+    num_threads = torch.get_num_threads()
+    precision = torch.get_float32_matmul_precision()
+    allows_tf32 = torch.backends.cudnn.allow_tf32
+    torch.set_num_threads(1)
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cudnn.allow_tf32 = False
+    try:
+        with contextlib.ExitStack() as settings_stack:
+            if device.type != "cpu":
+                settings_stack.enter_context(_deterministic_operations())
+            yield
+    finally:
+        torch.backends.cudnn.allow_tf32 = allows_tf32
+        torch.set_float32_matmul_precision(precision)
+        torch.set_num_threads(num_threads)
+
+
+@contextlib.contextmanager
+def _deterministic_operations() -> Iterator[None]:
+    """Chooses deterministic operations on a GPU inside the block. PyTorch warns of those of a model
+    that have no deterministic form.
+    """
+    # Matrix products on a GPU are deterministic with this workspace only. PyTorch reads the
+    # variable before its first product.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    was_enabled = torch.are_deterministic_algorithms_enabled()
+    was_warning = torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(was_enabled, warn_only=was_warning)
+
+
+@contextlib.contextmanager
+def training_mode(device: torch.device) -> Iterator[None]:
+    """Computes gradients in full precision and with one thread inside the block, also if the caller
+    has turned gradients off or autocast on.
+
+    The number of threads stays 1 behind the block. It may be one of several blocks in as many
+    threads, all of which share the number of some libraries; `process_settings` around them
+    restores it.
+    """
+    torch.set_num_threads(1)
+    with (
+        torch.inference_mode(False),
+        torch.enable_grad(),
+        # A context of `forward` inside this one caches no casts, which would be those of weights
+        # before a step.
+        torch.autocast(device.type, enabled=False, cache_enabled=False),
+    ):
+        yield
+
+
+class TorchWork(ClientWork):
+    """Client work in which each operation of PyTorch has one thread.
+
+    Args:
+      work: client work that trains the clients in `training_mode`.
+      device: device on which they train.
+      settings_of_round: returns a context manager that sets what else all threads of a round share.
+    """
+
+    def __init__(
+        self,
+        work: ClientWork,
+        device: torch.device,
+        settings_of_round: Callable[[], contextlib.AbstractContextManager[None]],
+    ) -> None:
+        self._work = work
+        self._device = device
+        self._settings_of_round = settings_of_round
+
+    def explain(self) -> str:
+        """Returns the sentence of the client work that trains."""
+        return self._work.explain()
+
+    def sums(self, sent: Broadcast, groups: Iterable[Sequence[ClientData]]) -> Iterator[ClippedSum]:
+        """Trains the clients of all groups, and yields the sum of each group's clipped updates."""
+        with process_settings(self._device), self._settings_of_round():
+            yield from self._work.sums(sent, groups)
