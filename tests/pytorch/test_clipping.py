@@ -31,7 +31,7 @@ def norm(values):
     return largest_value * math.sqrt(math.fsum((x / largest_value) ** 2 for x in values))
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(
     rows=st.integers(1, 70).flatmap(
         lambda size: st.lists(
