@@ -134,9 +134,10 @@ def _check_memory(task_name: str, module: torch.nn.Module) -> None:
     entries, so that a step of one would change the other.
     """
     trained_tensors = trained_parameters(module)
+    all_tensors = {**trained_tensors, **frozen_tensors(module), **_plain_tensors(module)}
     spans = [
         _MemorySpan.of(name, tensor)
-        for name, tensor in {**trained_tensors, **frozen_tensors(module)}.items()
+        for name, tensor in all_tensors.items()
         if tensor.numel() and tensor.layout == torch.strided
     ]
     for span in spans:
@@ -156,6 +157,20 @@ def _check_memory(task_name: str, module: torch.nn.Module) -> None:
                     "a step of one would change the other: assign the same Parameter to both "
                     "modules, or make one of a copy (`tensor.clone()`)"
                 )
+
+
+def _plain_tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Returns the tensors by name that are attributes of a module or its submodules, or entries of
+    lists among these, and neither parameters nor buffers.
+    """
+    registered_ids = {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
+    tensor_by_name = {}
+    for module_name, submodule in module.named_modules():
+        for name, value in vars(submodule).items():
+            for number, tensor in enumerate(pytree.tree_leaves(value)):
+                if isinstance(tensor, torch.Tensor) and id(tensor) not in registered_ids:
+                    tensor_by_name[f"{module_name}.{name} {number}"] = tensor
+    return tensor_by_name
 
 
 def _check_second_module(functions: ModuleFunctions, module: torch.nn.Module, seed: int) -> None:
@@ -237,6 +252,7 @@ def _check_training(functions: ModuleFunctions, task: TaskData, config: TrainCon
     settings = task.client_settings(config)
     first_client, second_client = _two_clients(task)
     module_client = ModuleClient(functions, settings, torch.device("cpu"))
+    states_before = module_client.states()
     weights = _trained_weights(functions.build(config.seed))
     _check_outputs(task.name, module_client.copied_module(), first_client)
     _check_operations(module_client, weights, first_client, settings)
@@ -249,6 +265,12 @@ def _check_training(functions: ModuleFunctions, task: TaskData, config: TrainCon
             (ModuleClient(functions, settings, torch.device("cpu")), second_client),
         )
     ]
+    if module_client.states() != states_before:
+        raise ValueError(
+            f"a hook or function of the model of task {task.name!r} writes to the module that "
+            "`model` returned, and not to its copy in which a client trains: let it use the module "
+            "that it is called with"
+        )
     if update_digests[:2] != update_digests[2:]:
         raise ValueError(
             f"training of task {task.name!r} gives a client another update after another client "

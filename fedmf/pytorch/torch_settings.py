@@ -14,23 +14,26 @@ from fedmf.training.examples import ClientData
 @contextlib.contextmanager
 def process_settings(device: torch.device) -> Iterator[None]:
     """Sets what all threads of the process share: inside the block each operation has one thread,
-    products of float32 are computed in float32, and not in TF32 or bfloat16, and operations on a
-    GPU are deterministic where they can be.
+    products of float32 are computed in float32, and not in TF32 or bfloat16, oneDNN is on, and
+    operations on a GPU are deterministic where they can be.
 
     Kernels round by the number of threads, and one client a thread is faster.
     """
     num_threads = torch.get_num_threads()
     precision = torch.get_float32_matmul_precision()
     allows_tf32 = torch.backends.cudnn.allow_tf32
+    has_onednn = torch.backends.mkldnn.enabled
     torch.set_num_threads(1)
     torch.set_float32_matmul_precision("highest")
     torch.backends.cudnn.allow_tf32 = False
+    torch.backends.mkldnn.enabled = torch.backends.mkldnn.is_available()
     try:
         with contextlib.ExitStack() as settings_stack:
             if device.type != "cpu":
                 settings_stack.enter_context(_deterministic_operations())
             yield
     finally:
+        torch.backends.mkldnn.enabled = has_onednn
         torch.backends.cudnn.allow_tf32 = allows_tf32
         torch.set_float32_matmul_precision(precision)
         torch.set_num_threads(num_threads)

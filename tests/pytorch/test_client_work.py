@@ -1,5 +1,6 @@
 """How clients train: deterministic for any number of threads, and independent of each other."""
 
+import collections
 import logging
 
 import numpy as np
@@ -310,7 +311,7 @@ class WithMemory(torch.nn.Module):
         self.layer = torch.nn.Linear(4, 3)
         self.shift = None
         self.calls = 0
-        self.seen = []
+        self.seen = collections.deque()
 
     def forward(self, x):
         self.calls += 1
@@ -318,6 +319,26 @@ class WithMemory(torch.nn.Module):
         if self.shift is None:
             self.shift = x.detach().mean(0)
         return self.layer(x - self.shift) * (1.0 if self.calls < 3 else 0.5) + len(self.seen)
+
+
+class Meter:
+    """An object with a number."""
+
+    def __init__(self):
+        self.total = 0
+
+
+class WithMeter(torch.nn.Module):
+    """A model that counts its calls in an object."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 3)
+        self.meter = Meter()
+
+    def forward(self, x):
+        self.meter.total += 1
+        return self.layer(x) * self.meter.total
 
 
 class Decaying(torch.nn.Module):
@@ -355,6 +376,7 @@ class WithoutResult(torch.nn.Linear):
     "changes",
     [
         {"model": WithMemory},
+        {"model": WithMeter},
         {"model": Decaying},
         {"loss": LossWithMemory()},
         {"model": lambda: WithoutResult(4, 3)},

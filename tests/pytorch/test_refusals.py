@@ -168,6 +168,25 @@ def with_weight_norm():
     return nn.Sequential(nn.utils.weight_norm(nn.Linear(4, 3)))
 
 
+def with_alias():
+    """Returns a model with an attribute in the memory of a parameter."""
+    model = nn.Linear(4, 3)
+    model.alias = model.weight.data
+    return model
+
+
+def with_hook_on_itself():
+    """Returns a model with a hook that writes to the model that was built, and not to its copy."""
+    model = nn.Linear(4, 3)
+    model.calls = 0
+
+    def count(*_):
+        model.calls += 1
+
+    model.register_forward_hook(count)
+    return model
+
+
 SHARED = nn.Linear(4, 3)
 SHARED_PART = nn.Linear(4, 4).requires_grad_(False)
 
@@ -220,6 +239,8 @@ REFUSED = {
     "batch normalisation in a list": (NormInList, "computes with statistics of a batch"),
     "dropout with a seed": (SeededDropout, r"draws random numbers \(aten.*leave out dropout"),
     "an autocast that caches": (DecoratedAutocast, "autocast that caches casts of weights"),
+    "an alias of a parameter": (with_alias, "'weight' and '.alias 0' of task .* share memory"),
+    "a hook on the module": (with_hook_on_itself, "writes to the module that `model` returned"),
     "no copies": (with_weight_norm, "cannot be copied.*parametrizations"),
     "random weights": (other_weights, "other weights for the same seed"),
     "one output for all": (MeanOfBatch, "first axis counts examples"),

@@ -8,7 +8,7 @@ import torch
 from fedmf.pytorch.batches import as_tensors, mean_loss
 from fedmf.pytorch.client_training.clipping import clip_stacked
 from fedmf.pytorch.client_training.optimizers import ClientOptimizer
-from fedmf.pytorch.module_copies import copied
+from fedmf.pytorch.module_copies import copied, state_texts
 from fedmf.pytorch.module_functions import ModuleFunctions
 from fedmf.pytorch.module_tensors import as_array, copy_arrays, trained_parameters
 from fedmf.pytorch.torch_settings import training_mode
@@ -108,6 +108,15 @@ class ModuleClient:
         self._optimizer = ClientOptimizer(settings, device)
         self._frozen = FrozenTensors(self._module, functions.name)
 
+    def states(self) -> dict[str, str]:
+        """Returns a text for each attribute of the module, which changes with it; none if it has
+        attributes whose changes cannot be seen.
+        """
+        try:
+            return state_texts(self._module)
+        except ValueError:
+            return {}
+
     def copied_module(self) -> torch.nn.Module:
         """Returns a copy of the module that shares its parameters, and no other state."""
         module: torch.nn.Module = copied(self._module, self._module.parameters())
@@ -155,6 +164,8 @@ class ModuleClient:
                     [gradient.to_dense() for gradient in gradients],
                 )
             loss_sum += float(loss.detach()) * count(batch)
+        # A hook or a function may refer to the module, and not to the copy.
+        self._frozen.check(self._module)
         self._frozen.check(module)
         self._check_parameters(module)
         update = [

@@ -28,7 +28,7 @@ from fedmf.pytorch.client_training.separate_clients import (
     check_no_embeddings,
     check_separate,
 )
-from fedmf.pytorch.module_copies import attribute_texts
+from fedmf.pytorch.module_copies import state_texts
 from fedmf.pytorch.module_functions import ModuleFunctions
 from fedmf.pytorch.module_tensors import as_array, trained_parameters
 from fedmf.pytorch.torch_settings import training_mode
@@ -113,7 +113,7 @@ class ClientStack:
         if any(parameter._backward_hooks for parameter in parameters):
             raise ValueError("a parameter has a hook, which torch.func does not call")
         initial_weights = [as_array(parameter) for parameter in parameters]
-        attributes_before = attribute_texts(self._module)
+        states_before = self._states()
         rng = np.random.default_rng(0)
         batch = random_batch(rng, settings.spec, min(2, max(self._checked_batch_sizes())))
         with training_mode(self._device):
@@ -126,7 +126,13 @@ class ClientStack:
                 share_weights=self._has_one_step,
             )
             check_independent(self._gradients_of_arrays, slots, self._checked_batch_sizes())
-        _check_equal_attributes(attributes_before, attribute_texts(self._module))
+        _check_equal_states(states_before, self._states())
+
+    def _states(self) -> dict[str, str]:
+        """Returns a text for each attribute of the module and the loss, which changes with it."""
+        holder = torch.nn.Module()
+        holder.loss_function = [self._loss]
+        return state_texts(self._module) | state_texts(holder)
 
     def _check_operations(
         self, single_client: ModuleClient, weights: Sequence[np.ndarray], batch: Any
@@ -278,13 +284,13 @@ class ClientStack:
         return mean_loss(self._loss, outputs, y), embeddings.has_misfit()
 
 
-def _check_equal_attributes(before: Mapping[str, str], after: Mapping[str, str]) -> None:
-    """Raises a ValueError if training has changed an attribute of a module. In a stack, a client
-    with few batches would get the value after the batches of others.
+def _check_equal_states(before: Mapping[str, str], after: Mapping[str, str]) -> None:
+    """Raises a ValueError if training has changed an attribute of the module or the loss. In a
+    stack, a client with few batches would get the value after the batches of others.
     """
     changed_names = [name for name in {**before, **after} if before.get(name) != after.get(name)]
     if changed_names:
-        raise ValueError(f"the module sets {', '.join(changed_names)} in training")
+        raise ValueError(f"training changes {', '.join(changed_names)}")
 
 
 def _selected(is_new: torch.Tensor, new: _ClientsState, old: _ClientsState) -> _ClientsState:
