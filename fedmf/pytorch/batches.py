@@ -16,13 +16,17 @@ def as_tensors(examples: Examples, device: torch.device) -> Examples:
     overwrite them. Labels that are whole numbers become int64, as losses of PyTorch take them.
     """
 
+    def copied_tensor(array: np.ndarray) -> torch.Tensor:
+        # PyTorch takes no negative strides and no other byte order than the machine's.
+        native_array = array.astype(array.dtype.newbyteorder("="), order="C", copy=False)
+        return torch.tensor(native_array, device=device)
+
     def label_tensor(array: np.ndarray) -> torch.Tensor:
-        dtype = torch.int64 if array.dtype.kind in "iu" else None
-        return torch.tensor(array, dtype=dtype, device=device)
+        tensor = copied_tensor(array)
+        return tensor.long() if array.dtype.kind in "iu" else tensor
 
     x, y = examples
-    x_tensors = nest.map_leaves(lambda array: torch.tensor(array, device=device), x)
-    return x_tensors, nest.map_leaves(label_tensor, y)
+    return nest.map_leaves(copied_tensor, x), nest.map_leaves(label_tensor, y)
 
 
 def example_losses(loss: TensorFunction, outputs: Any, labels: Any) -> torch.Tensor:

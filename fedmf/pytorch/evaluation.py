@@ -120,7 +120,9 @@ def _sum_over_examples(
     Raises:
       ValueError: the metric has neither one number for each example nor one for all.
     """
-    values = torch.as_tensor(metric(outputs, labels)).double()
+    # A metric may write to what it gets.
+    own_outputs, own_labels = pytree.tree_map(torch.clone, (outputs, labels))
+    values = torch.as_tensor(metric(own_outputs, own_labels)).double()
     if values.numel() == 1:
         return float(values) * num_examples
     if values.shape == (num_examples,):

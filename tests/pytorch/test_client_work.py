@@ -396,6 +396,17 @@ def test_no_state_of_module_or_loss_reaches_another_client(changes, kind):
             assert actual == (np.frombuffer(one) + np.frombuffer(another)).tobytes()
 
 
+def test_arrays_may_be_reversed_or_of_another_byte_order(kind):
+    x, y = small_models.examples_of(small_models.perceptron, np.random.default_rng(5))
+    settings = small_models.config()
+    sums = []
+    for arrays in ((x, y), (x[::-1].copy()[::-1].astype(">f4"), y.astype(">i8"))):
+        task = small_models.task(x=arrays[0], y=arrays[1], validation=arrays, test=arrays)
+        work, sent = work_of(task, settings)
+        sums.append(sums_of(work, sent, clients_of(task, settings)))
+    assert sums[0] == sums[1]
+
+
 def cast_by_hand(x, weight, bias):
     """Returns the outputs of a layer in half precision."""
     return torch.nn.functional.linear(x.bfloat16(), weight.bfloat16(), bias.bfloat16()).float()

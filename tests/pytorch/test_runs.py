@@ -275,6 +275,23 @@ def test_threads_that_evaluate_share_no_attributes(monkeypatch):
     assert evaluate(weights, examples).values["loss"] == pytest.approx(loss.item(), rel=1e-6)
 
 
+def erasing(outputs, labels):
+    """Returns an accuracy, and writes to the outputs."""
+    values = small_models.accuracy(outputs, labels)
+    outputs.zero_()
+    return values
+
+
+def test_a_metric_that_writes_to_the_outputs_changes_no_other_metric():
+    metrics = {"first": erasing, "second": small_models.accuracy}
+    task = small_models.task(metrics=metrics)
+    settings = task.client_settings(small_models.config())
+    values = task.learner.evaluator(settings, Machine())(
+        task.initial_weights(3), task.split("test")
+    ).values
+    assert values["first"] == values["second"]
+
+
 class WithNumber(torch.nn.Linear):
     """A model with a number that it does not show."""
 
