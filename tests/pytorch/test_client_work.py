@@ -341,6 +341,20 @@ class WithMeter(torch.nn.Module):
         return self.layer(x) * self.meter.total
 
 
+class WithMarks(torch.nn.Module):
+    """A model that counts its calls on a parameter and in its gradient."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 3)
+
+    def forward(self, x):
+        calls = getattr(self.layer.weight, "calls", 0) + (self.layer.bias.grad is not None)
+        self.layer.weight.calls = calls + 1
+        self.layer.bias.grad = torch.ones(3)
+        return self.layer(x) * (1 + calls)
+
+
 class Decaying(torch.nn.Module):
     """A model that shrinks its weights at each call."""
 
@@ -377,6 +391,7 @@ class WithoutResult(torch.nn.Linear):
     [
         {"model": WithMemory},
         {"model": WithMeter},
+        {"model": WithMarks},
         {"model": Decaying},
         {"loss": LossWithMemory()},
         {"model": lambda: WithoutResult(4, 3)},

@@ -187,6 +187,13 @@ def with_hook_on_itself():
     return model
 
 
+class WithoutCopy(nn.Linear):
+    """A layer that is its own copy."""
+
+    def __deepcopy__(self, memo):
+        return self
+
+
 SHARED = nn.Linear(4, 3)
 SHARED_PART = nn.Linear(4, 4).requires_grad_(False)
 
@@ -241,6 +248,9 @@ REFUSED = {
     "an autocast that caches": (DecoratedAutocast, "autocast that caches casts of weights"),
     "an alias of a parameter": (with_alias, "'weight' and '.alias 0' of task .* share memory"),
     "a hook on the module": (with_hook_on_itself, "writes to the module that `model` returned"),
+    "a layer without copies": (
+        lambda: nn.Sequential(WithoutCopy(4, 3)), "is not copied by copy.deepcopy"
+    ),
     "no copies": (with_weight_norm, "cannot be copied.*parametrizations"),
     "random weights": (other_weights, "other weights for the same seed"),
     "one output for all": (MeanOfBatch, "first axis counts examples"),

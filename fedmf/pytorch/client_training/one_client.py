@@ -105,6 +105,10 @@ class ModuleClient:
         self._module = functions.build(settings.seed).to(device)
         self._module.train()
         self._parameters = list(trained_parameters(self._module).values())
+        self._layers = list(self._module.modules())
+        self._attributes_by_parameter = {
+            parameter: dict(vars(parameter)) for parameter in self._module.parameters()
+        }
         self._optimizer = ClientOptimizer(settings, device)
         self._frozen = FrozenTensors(self._module, functions.name)
 
@@ -118,9 +122,25 @@ class ModuleClient:
             return {}
 
     def copied_module(self) -> torch.nn.Module:
-        """Returns a copy of the module that shares its parameters, and no other state."""
+        """Returns a copy of the module that shares its parameters, and no other state.
+
+        Raises:
+          ValueError: a submodule is not copied.
+        """
         module: torch.nn.Module = copied(self._module, self._module.parameters())
+        if {id(layer) for layer in module.modules()} & {id(layer) for layer in self._layers}:
+            raise ValueError(
+                f"a layer of the model of task {self._task_name!r} is not copied by copy.deepcopy, "
+                "and would carry state from one client to the next: leave out its `__deepcopy__`"
+            )
         return module
+
+    def _clear_parameters(self) -> None:
+        """Removes what a client has stored as a gradient or an attribute of a parameter."""
+        for parameter, attributes in self._attributes_by_parameter.items():
+            parameter.grad = None
+            vars(parameter).clear()
+            vars(parameter).update(attributes)
 
     def __call__(self, sent: Broadcast, clients: Sequence[Epochs]) -> ClientResult:
         """Trains one client on its epochs, and returns its clipped update and its loss."""
@@ -148,6 +168,7 @@ class ModuleClient:
         initial_weights = [torch.tensor(weight, device=self._device) for weight in weights]
         copy_arrays(weights, self._parameters)
         state = self._optimizer.initial(initial_weights)
+        self._clear_parameters()
         module = self.copied_module()
         loss_function = copied(self._loss)
         loss_sum = 0.0
