@@ -122,6 +122,13 @@ def loss_scale(noise_multiplier: float) -> float:
     return inverse_multiplier * inverse_multiplier / 2 + 5 * inverse_multiplier
 
 
+def has_infinite_epsilon(noise_multiplier: float) -> bool:
+    """Returns whether one Gaussian release has so little noise that its epsilon counts as
+    infinite, because a finite one would be useless.
+    """
+    return noise_multiplier == 0 or loss_scale(noise_multiplier) > MAX_EPSILON
+
+
 @functools.lru_cache(maxsize=256)
 def gaussian_epsilon(noise_multiplier: float, delta: float) -> float:
     """Computes an upper bound on epsilon of one Gaussian release with sensitivity 1, by the PLD
@@ -137,7 +144,7 @@ def gaussian_epsilon(noise_multiplier: float, delta: float) -> float:
     """
     import numpy as np
 
-    if noise_multiplier == 0 or loss_scale(noise_multiplier) > MAX_EPSILON:
+    if has_infinite_epsilon(noise_multiplier):
         return math.inf
     accountant = _gaussian_accountant(min(noise_multiplier, _LARGEST_ACCOUNTED_MULTIPLIER))
     # Near epsilon = 710 dp_accounting divides by a negligible probability, and the quotient

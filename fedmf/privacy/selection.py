@@ -36,12 +36,11 @@ from collections.abc import Callable
 from fedmf import checks
 from fedmf.numpy_errors import with_numpy_defaults
 from fedmf.privacy.gaussian import (
-    MAX_EPSILON,
     MIN_DELTA,
     check_delta,
     exact_gaussian_epsilon,
     gaussian_epsilon,
-    loss_scale,
+    has_infinite_epsilon,
 )
 from fedmf.privacy.noise_search import least_noise_multiplier
 from fedmf.privacy.plan import Plan, check_plan, epsilon_at
@@ -189,18 +188,13 @@ class PrivateSelection:
         one trial is multiplied by the mean number of trials.
         """
         trial_delta = _trial_delta(delta, self.trials)
-        if _is_negligible(self.plan.noise_multiplier):
-            return  # Epsilon is infinite.
-        if self.plan.sampling is None:
-            check_tail(self.plan, HOST_END, delta=trial_delta, least_noise=0.0)
-        # With client sampling, a noise multiplier far below 1 can be enough, because a client takes
-        # part in few rounds.
-        else:
-            check_tail(self.plan, HOST_END, delta=trial_delta)
+        if has_infinite_epsilon(self.plan.noise_multiplier):
+            return  # The selection guarantees nothing.
+        check_tail(self.plan, HOST_END, delta=trial_delta)
 
     def bound(self, delta: float) -> float:
         """Computes `epsilon` without `check_noise`, for searches for the noise."""
-        if _is_negligible(self.plan.noise_multiplier):
+        if has_infinite_epsilon(self.plan.noise_multiplier):
             return math.inf
         return min(self._profile_epsilon(delta), self._renyi_epsilon(delta))
 
@@ -235,7 +229,7 @@ def selection_noise_multiplier(epsilon: float, delta: float, trials: TrialCount)
     trial_delta = _trial_delta(delta, trials)
 
     def estimate(sigma: float) -> float:
-        if _is_negligible(sigma):
+        if has_infinite_epsilon(sigma):
             return math.inf
         estimate_of = functools.partial(exact_gaussian_epsilon, sigma)
         return estimate_of(trial_delta) + least_shift(estimate_of, trials)
@@ -256,11 +250,6 @@ def selection_noise_multiplier(epsilon: float, delta: float, trials: TrialCount)
     return min(multiplier, renyi_multiplier)
 
 
-def _is_negligible(noise_multiplier: float) -> bool:
-    """Returns whether there is so little noise that epsilon counts as infinite."""
-    return noise_multiplier == 0 or loss_scale(noise_multiplier) > MAX_EPSILON
-
-
 def _gaussian_profile_epsilon(
     noise_multiplier: float, trial_delta: float, trials: TrialCount
 ) -> float:
@@ -275,7 +264,7 @@ def _gaussian_renyi_epsilon(noise_multiplier: float, delta: float, trials: Trial
     """Computes the Renyi bound for trials that are each one Gaussian release."""
     import dp_accounting
 
-    if _is_negligible(noise_multiplier):
+    if has_infinite_epsilon(noise_multiplier):
         return math.inf
     # dp_accounting fails for divergences that are negligible beside 1. Accounting for less noise
     # than there is can only overstate epsilon.

@@ -11,19 +11,16 @@ that a client is there happen 17 times as often as delta 1e-6 allows.
 """
 
 import math
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fedmf.mechanisms.leading import column_norm
+from fedmf.privacy.gaussian import has_infinite_epsilon
+from fedmf.privacy.sampling.encoder_checks import proven_bands
 
-class NoisyPlan(Protocol):
-    """The numbers of a plan that determine how long the tails of its noise must be."""
-
-    @property
-    def noise_multiplier(self) -> float: ...  # noqa: D102
-    @property
-    def delta(self) -> float: ...  # noqa: D102
-
+if TYPE_CHECKING:
+    from fedmf.privacy.plan import Plan
 
 # Normal numbers are drawn in pairs, from a uniform number and an angle. The smallest possible
 # uniform number gives the largest radius of a pair, in standard deviations: HOST_END on the host,
@@ -31,44 +28,35 @@ class NoisyPlan(Protocol):
 HOST_END = (2 * 105 * math.log(2)) ** 0.5
 GRAPH_END = (2 * 65 * math.log(2)) ** 0.5
 
-# Plans with a smaller noise multiplier are not checked. Without client sampling, their epsilon is
-# above 50 at delta 1e-6, so such noise is for tests only.
-_NO_PROTECTION = 0.15
-
 
 def check_tail(
-    plan: NoisyPlan,
+    plan: "Plan",
     end: float,
     *,
     entries: int | None = None,
     delta: float | None = None,
-    least_noise: float = _NO_PROTECTION,
 ) -> None:
     """Raises ValueError if delta is so small that the bounded size of the draws weakens the
     guarantee.
 
     No pair of draws has a radius above `end`, so a release outside the range of the noise without
-    the client proves that the client is there. Let the client's shift have length a = 1 /
-    noise_multiplier, and length a_p in pair p. The probability in one pair is at most f(a_p), with
-    f(a) <= Q_1(a, end), Marcum's function, and f(a) <= end a exp(-(end - a)^2 / 2) / pi, the
-    largest density times the area between two discs. As a function of a^2, f is concave and then
-    convex, so that the sum over P pairs is at most that of a shift in one pair and of a shift that
-    is spread over all: f(a) + P f(a / sqrt(P)).
+    the client proves that the client is there.
+
+    A plan without client sampling whose epsilon is infinite is not checked.
 
     Args:
       plan: the plan of the run.
       end: the largest radius of a pair of draws, in standard deviations.
-      entries: number of draws in the run; None for a model of unknown size, for which the function
-        raises only if it would for every size.
+      entries: number of draws in the run; None for a model of unknown size, for which shifts that
+        are spread over many draws are left out.
       delta: the delta of the guarantee, if it is not the plan's.
-      least_noise: plans with a smaller noise multiplier are not checked.
 
     Raises:
       ValueError: the bound on the probability that the noise reveals a client is above a tenth of
         delta.
     """
     z = plan.noise_multiplier
-    if z < least_noise:
+    if z == 0 or (plan.sampling is None and has_infinite_epsilon(z)):
         return
     if delta is None:
         delta = plan.delta
@@ -78,12 +66,7 @@ def check_tail(
         # Q_1(a, end) is Marcum's function, the probability that is to be bounded. It is at most
         # exp(-(end - a)^2 / 2). Where this bound is small enough, Q_1 need not be integrated.
         return
-    reveal_probability = _marcum(a, end)
-    if entries is not None:
-        num_pairs = max(1.0, entries / 2)
-        mean_shift = a / math.sqrt(num_pairs)
-        crescent_probability = end * mean_shift * math.exp(-((end - mean_shift) ** 2) / 2) / math.pi
-        reveal_probability += num_pairs * min(_marcum(mean_shift, end), crescent_probability)
+    reveal_probability = _reveal_probability(plan, end, entries)
     if reveal_probability <= delta / 10:
         return
     way_out = "use a larger delta or more noise"
@@ -96,6 +79,51 @@ def check_tail(
         f"they reveal a client with probability {reveal_probability:.1g} at "
         f"noise_multiplier={z:g}, above a tenth of delta; {way_out}"
     )
+
+
+def _reveal_probability(plan: "Plan", end: float, entries: int | None) -> float:
+    """Returns an upper bound on the probability that a release is outside the range of the noise
+    without the client. Without `entries`, shifts that are spread over many draws are left out.
+
+    Let the client's shift have length a_p in pair p, in standard deviations. The probability in one
+    pair is at most f(a_p), with f(a) <= Q_1(a, end), Marcum's function, and
+    f(a) <= end a exp(-(end - a)^2 / 2) / pi, the largest density times the area between two discs.
+    All a_p^2 together are at most a^2 for a = 1 / noise_multiplier, and each a_p is at most c (see
+    `_largest_pair_shift`). As a function of a^2, f is concave and then convex, so that the sum over
+    P pairs is at most that of shifts of length c in a^2 / c^2 pairs, rounded up, and of a shift
+    that is spread over all: ceil(a^2 / c^2) f(c) + P f(min(c, a / sqrt(P))).
+    """
+    total_shift = 1 / plan.noise_multiplier
+    pair_shift = _largest_pair_shift(plan)
+    if pair_shift >= end:
+        return 1.0
+    num_shifted_pairs = math.ceil((total_shift / pair_shift) ** 2)
+    probability = num_shifted_pairs * _marcum(pair_shift, end)
+    if entries is not None:
+        # A pair may have one draw whose other one is not needed.
+        num_pairs = max(1, entries)
+        mean_shift = min(pair_shift, total_shift / math.sqrt(num_pairs))
+        crescent_probability = end * mean_shift * math.exp(-((end - mean_shift) ** 2) / 2) / math.pi
+        probability += num_pairs * min(_marcum(mean_shift, end), crescent_probability)
+    return probability
+
+
+def _largest_pair_shift(plan: "Plan") -> float:
+    """Returns an upper bound on the length of a client's shift in one pair of draws, in standard
+    deviations.
+
+    It is at most the length of the whole shift, 1 / noise_multiplier. A smaller bound is computed
+    for client sampling alone, where noise that protects may be that small. A row of the encoder
+    with b bands meets ceil(b / min_sep) rounds of one client, each of which shifts the row by at
+    most the largest column norm. The two draws of a pair are in at most two rows.
+    """
+    total_shift = 1 / plan.noise_multiplier
+    if plan.sampling is None:
+        return total_shift
+    min_sep = plan.participation.min_sep or 1
+    rounds_in_row = math.ceil(proven_bands(plan.mechanism) / min_sep)
+    row_share = rounds_in_row * column_norm(plan.mechanism) / plan.sensitivity.value
+    return total_shift * min(1.0, math.sqrt(2) * row_share)
 
 
 def _marcum(a: float, b: float) -> float:
@@ -118,7 +146,7 @@ def _marcum(a: float, b: float) -> float:
     return float(probability)
 
 
-def tail_remark(plan: NoisyPlan) -> str | None:
+def tail_remark(plan: "Plan") -> str | None:
     """Returns a warning for the privacy statement if delta is too small for noise that is drawn
     inside TensorFlow graphs; None for other plans.
 

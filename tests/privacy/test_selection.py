@@ -255,8 +255,8 @@ def test_trials_whose_noise_may_reveal_a_client_are_refused(target, delta, mean,
             selection=fedmf.TrialCount(mean_trials=mean, shape=shape),
         )
     for noise_multiplier in (0.155, 0.1, 0.01):
-        plan = plan_of(noise_multiplier)
-        selection = fedmf.private_selection(plan, mean_trials=mean, shape=shape)
+        revealing_plan = dataclasses.replace(plan, noise_multiplier=noise_multiplier)
+        selection = fedmf.private_selection(revealing_plan, mean_trials=mean, shape=shape)
         with pytest.raises(ValueError, match="they reveal a client"):
             selection.epsilon(delta)
 

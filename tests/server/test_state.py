@@ -1,6 +1,7 @@
 """Plans that a source cannot serve, and fingerprints of plans."""
 
 import dataclasses
+import math
 
 import numpy as np
 import pytest
@@ -54,6 +55,59 @@ def test_shift_that_is_spread_over_many_draws_counts():
     check_tail(plan(1.0, 1e-15), 9.49, entries=1000)
     with refusal("delta=1e-15"):
         check_tail(plan(1.0, 1e-15), 9.49, entries=4_000_000 * 2000)
+
+
+@pytest.mark.parametrize("noise_multiplier", [0.02, 0.05, 0.1, 0.14])
+def test_plan_whose_noise_reveals_a_client_has_no_noise_scale(noise_multiplier):
+    # Its epsilon is finite, and its noise would reveal a client more often than delta says.
+    revealing_plan = plan(noise_multiplier, 1e-6)
+    assert math.isfinite(revealing_plan.epsilon)
+    for call in (lambda: revealing_plan.stddev, lambda: fedmf.statement(revealing_plan)):
+        with refusal("draws of at most 12.06 .*use a larger delta or more noise$"):
+            call()
+    with refusal("use a larger delta or more noise$"):
+        calibrate(
+            revealing_plan.mechanism,
+            revealing_plan.participation,
+            epsilon=revealing_plan.epsilon,
+            delta=1e-6,
+        )
+
+
+def test_plan_that_promises_nothing_may_have_any_noise():
+    assert plan(1e-3, 1e-6).epsilon == math.inf
+    assert plan(1e-3, 1e-6).stddev > 0
+
+
+def sampled_plan(row_noise, rounds=400, delta=1e-6):
+    """Returns a plan of which a client may take part in every round, with this noise multiplier in
+    each of them.
+    """
+    return Plan(
+        mechanism=IdentityMechanism(rounds=rounds),
+        noise_multiplier=row_noise / math.sqrt(rounds),
+        clip_norm=0.5,
+        delta=delta,
+        sampling=CyclicPoisson(population=10_000, cohort_size=10),
+    )
+
+
+def test_sampled_plan_with_little_noise_in_all_rounds_together_is_served():
+    served_plan = sampled_plan(0.5)
+    assert served_plan.noise_multiplier < 0.03
+    assert served_plan.epsilon < 10
+    assert served_plan.stddev > 0
+    check_tail(served_plan, HOST_END, entries=400 * 4_000_000)
+
+
+def test_sampled_plan_is_refused_where_its_rounds_reveal_a_client():
+    row_noise = 0.25
+    exact_chance = 1 - (1 - chance(row_noise, GRAPH_END)) ** 400
+    assert 1e-6 < exact_chance < 1e-3
+    with refusal("draws of at most 9.49"):
+        check_tail(sampled_plan(row_noise, delta=9.99 * exact_chance), GRAPH_END, entries=400)
+    with refusal("draws of at most 12.06"):
+        check_tail(sampled_plan(0.05), HOST_END)
 
 
 def test_host_source_serves_every_plan_with_privacy():
