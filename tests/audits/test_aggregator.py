@@ -129,11 +129,14 @@ def test_each_baseline_is_measured_once_also_after_others_are_freed():
 
 
 SERVED_CLIENTS = 4
+# A plan with less than four fifths of this noise is refused.
+SERVED_MULTIPLIER = 0.2
 
 
 def served_claim(**changes):
     """Returns the claim of a `Server`."""
-    return claim(rounds=8, clip_norm=0.5, shapes="40x30,30,1", clients=SERVED_CLIENTS, **changes)
+    values = {"rounds": 8, "clip_norm": 0.5, "shapes": "40x30,30,1", "clients": SERVED_CLIENTS}
+    return claim(**(values | {"noise_multiplier": SERVED_MULTIPLIER} | changes))
 
 
 def planned_server(family, min_sep, multiplier):
@@ -176,13 +179,13 @@ def test_audit_passes_a_server(family, min_sep, noise, tests, monkeypatch):
     claim_values = {"noise": noise, "leave_out": only_test(*tests) or None}
     claim_values["min_sep"] = min_sep if noise == "correlated" else None
     result = audit_aggregator(
-        planned_server(family, min_sep, MULTIPLIER), served_claim(**claim_values)
+        planned_server(family, min_sep, SERVED_MULTIPLIER), served_claim(**claim_values)
     )
     assert result.failed == ()
-    assert result.noise_multiplier_most >= MULTIPLIER
+    assert result.noise_multiplier_most >= SERVED_MULTIPLIER
     # With less noise than claimed, correlated noise fails as well.
     sample_less_noise(monkeypatch)
-    quiet_server = planned_server(family, min_sep, 0.8 * MULTIPLIER)
+    quiet_server = planned_server(family, min_sep, 0.8 * SERVED_MULTIPLIER)
     claim_values["leave_out"] = only_test()
     assert audit_aggregator(quiet_server, served_claim(**claim_values)).failed == ("noise",)
 

@@ -18,7 +18,7 @@ from tests.cli.program import fedmf as program
 ROUNDS = 6
 SIZE = 200_000
 SMALL = (
-    f"--rounds {ROUNDS} --cohort-size 4 --min-sep 2 --noise-multiplier 0.1 --clip-norm 0.3 "
+    f"--rounds {ROUNDS} --cohort-size 4 --min-sep 2 --noise-multiplier 0.2 --clip-norm 0.3 "
     "--noise-seed 9 --quiet"
 )
 TASKS = {

@@ -64,7 +64,7 @@ def test_a_run_that_no_longer_improves_ends_and_states_all_rounds(tmp_path, shar
     metric_options = {"private_metrics": share, "largest_loss": 50.0} if share else {}
     settings = config(
         rounds=8,
-        noise_multiplier=0.05,
+        noise_multiplier=0.2,
         evaluate_every=1,
         server_learning_rate=50.0,
         **metric_options,

@@ -177,7 +177,7 @@ def snapshot(folder):
     ("settings", "task", "options", "match"),
     [
         ({"server_learning_rate": 0.1}, None, {}, "server_learning_rate=0.1 .*0.5"),
-        ({}, None, {"plan": config(noise_multiplier=0.1).plan()}, "another plan"),
+        ({}, None, {"plan": config(noise_multiplier=0.31).plan()}, "another plan"),
         ({}, small_task(client_ids=[f"client {i}" for i in range(14)]), {}, "on other data"),
         ({}, None, {"resume": False}, "already holds a run"),
     ],

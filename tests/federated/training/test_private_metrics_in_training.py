@@ -133,7 +133,7 @@ def test_settings_that_exclude_private_metrics_are_refused(tmp_path):
 @pytest.mark.slow
 def test_reports_and_halving_use_private_metrics_averaged_over_windows(tmp_path):
     """tests/server/test_private_metrics.py has the means over rounds."""
-    settings = config(private_metrics=0.9, largest_loss=4.0, noise_multiplier=0.01)
+    settings = config(private_metrics=0.9, largest_loss=4.0, noise_multiplier=0.2)
     run = train(tmp_path / "runs" / "one", settings)
     rows = [row["private"] for row in run.metrics]
     rounds, means, _ = private_curve(run, "accuracy")
