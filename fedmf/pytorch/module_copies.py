@@ -7,8 +7,11 @@ or a cache, reaches the next client.
 import collections
 import copy
 import enum
+import logging
+import pathlib
 import re
 import types
+import weakref
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -79,10 +82,11 @@ def without_addresses(text: str) -> str:
     return re.sub(r"0x[0-9a-f]+", "0x", text)
 
 
-# Types of values that never change.
+# Types of values that no training changes.
 _IMMUTABLE = (
     str, bytes, int, float, complex, type(None), type, np.generic, torch.dtype, torch.device,
-    torch.Size, slice, range, enum.Enum, types.ModuleType,
+    torch.Size, slice, range, enum.Enum, types.ModuleType, types.BuiltinFunctionType, re.Pattern,
+    pathlib.PurePath, weakref.ReferenceType, logging.Logger,
 )  # fmt: skip
 
 
@@ -94,40 +98,50 @@ def state_texts(module: torch.nn.Module) -> dict[str, str]:
       ValueError: an attribute is of a type whose changes cannot be seen.
     """
     text_by_name = {}
+    # The registered objects of the module itself are not described again where attributes refer to
+    # them.
+    registered = [*module.modules(), *module.parameters(), *module.buffers()]
+    seen_ids = {id(value) for value in registered}
     for module_name, submodule in module.named_modules():
         is_torch = type(submodule).__module__.startswith("torch.")
         for name, value in vars(submodule).items():
             is_private = is_torch and name.startswith("_")
-            if name not in _COMMON_ATTRIBUTES and not is_private:
-                text_by_name[f"{module_name}.{name}"] = _state_text(value, frozenset())
+            if name in _COMMON_ATTRIBUTES or is_private:
+                continue
+            full_name = f"{module_name}.{name}".lstrip(".")
+            try:
+                text_by_name[full_name] = _state_text(value, seen_ids)
+            except (TypeError, ValueError, RuntimeError) as error:
+                # A tensor without values or a long chain of objects has no text.
+                raise ValueError(
+                    f"changes of its attribute {full_name} cannot be seen: {error}"
+                ) from error
     return text_by_name
 
 
-def _state_text(value: Any, outer_ids: frozenset[int]) -> str:
+def _state_text(value: Any, seen_ids: set[int]) -> str:
     """Returns a text that changes with a value and all that it refers to.
 
     Args:
       value: the value.
-      outer_ids: ids of the values that refer to it, which end a circle.
+      seen_ids: ids of the objects that have a text already; the value's is added.
     """
     if isinstance(value, _IMMUTABLE):
-        return repr(value)
-    if id(value) in outer_ids:
-        return "circle"
-    outer_ids = outer_ids | {id(value)}
-    if isinstance(value, torch.Tensor | np.ndarray):
-        array = as_array(value) if isinstance(value, torch.Tensor) else value
-        return digest([array])
+        return without_addresses(repr(value))
+    if id(value) in seen_ids:
+        return "seen"
+    seen_ids.add(id(value))
+    if isinstance(value, torch.Tensor):
+        return digest([as_array(value)])
+    if isinstance(value, np.ndarray):
+        return digest([value])
     if isinstance(value, Mapping):
         value = [*value.keys(), *value.values()]
     if isinstance(value, list | tuple | set | frozenset | collections.deque):
-        texts = [_state_text(entry, outer_ids) for entry in value]
+        texts = [_state_text(entry, seen_ids) for entry in value]
         if isinstance(value, set | frozenset):
             texts.sort()
         return f"[{', '.join(texts)}]"
     if not hasattr(value, "__dict__"):
-        raise ValueError(f"an attribute refers to a {type(value).__name__}, which may change")
-    if isinstance(value, torch.nn.Module):
-        tensors = [*value.parameters(), *value.buffers()]
-        return f"{state_texts(value)} {_state_text(tensors, outer_ids)}"
-    return f"{function_text(value)} {_state_text(vars(value), outer_ids)}"
+        raise ValueError(f"it refers to a {type(value).__name__}")
+    return f"{function_text(value)} {_state_text(vars(value), seen_ids)}"

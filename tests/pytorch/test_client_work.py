@@ -159,7 +159,7 @@ class ByValue(torch.nn.Module):
 
 @pytest.mark.parametrize(
     ("model", "reason"),
-    [(WithHook, "a parameter has a hook"), (ByValue, "torch.vmap cannot run the model")],
+    [(WithHook, "a parameter has a hook"), (ByValue, "clients cannot be stacked")],
 )
 def test_what_vmap_cannot_run_trains_one_client_a_thread(model, reason, caplog):
     client_setup._log_once.cache_clear()
@@ -450,6 +450,27 @@ def test_an_autocast_of_the_model_casts_the_weights_of_each_step(kind):
         sums.append(list(work.sums(sent, [clients_of(task, settings)])))
     for expected, actual in zip(sums[0][0].values, sums[1][0].values, strict=True):
         np.testing.assert_allclose(actual, expected, atol=1e-3)
+
+
+class WithReferences(torch.nn.Module):
+    """A model whose attributes refer to its layers, its weights, itself and functions."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 3)
+        self.others = [self.layer, {"weight": self.layer.weight}]
+        self.itself = [self]
+        self.activation = torch.tanh
+
+    def forward(self, x):
+        return self.activation(self.others[0](x))
+
+
+def test_a_model_may_refer_to_its_parts_in_lists():
+    task = small_models.task(WithReferences)
+    task.learner.check(task, small_models.config())
+    work, _ = work_of(task, small_models.config())
+    assert work.explain().startswith("stacked")
 
 
 def loss_by_embedding(outputs, labels):

@@ -346,20 +346,29 @@ def test_labels_without_an_output_name_the_client(tmp_path):
         small_models.train(tmp_path / "run", settings, task)
 
 
-@pytest.mark.parametrize("writes_to_data", [False, True])
-def test_a_client_that_changes_a_buffer_later_is_refused(writes_to_data, tmp_path):
-    class Later(WithBuffer):
-        """A model that writes to its buffer for inputs that the validation split does not have."""
+class Later(nn.Module):
+    """A model that writes for inputs that the validation split does not have."""
 
-        def forward(self, x):
-            if self.training and bool((x > 100).any()):
-                buffer = self.calls.data if writes_to_data else self.calls
-                buffer.add_(1)
-            return self.layer(x)
+    def __init__(self, target):
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+        self.target = target
+        self.register_buffer("calls", torch.zeros(1))
+        self.bank = nn.Parameter(torch.zeros(5000), requires_grad=False)
 
+    def forward(self, x):
+        if self.training and bool((x > 100).any()):
+            written = {"calls": self.calls, "data": self.calls.data, "bank": self.bank.data}
+            written[self.target].add_(1)
+        return self.layer(x)
+
+
+@pytest.mark.parametrize(("target", "name"), [("calls", "calls"), ("data", "calls"), ("bank",) * 2])
+def test_a_client_that_changes_a_buffer_later_is_refused(target, name, tmp_path):
     x, y = small_models.examples_of(small_models.perceptron, np.random.default_rng(5))
     x[-1] = 1000
-    task = small_models.task(Later, x=x, validation=(x[:9], y[:9]), test=(x[:9], y[:9]))
+    examples = (x[:9], y[:9])
+    task = small_models.task(lambda: Later(target), x=x, validation=examples, test=examples)
     settings = small_models.config(cohort_size=8, min_sep=1, family="identity")
-    with pytest.raises(ValueError, match="changes calls, which would carry a client's data"):
+    with pytest.raises(ValueError, match=f"changes {name}, which would carry a client's data"):
         small_models.train(tmp_path / "run", settings, task)

@@ -149,7 +149,7 @@ def _stacking_error(make_stack: Callable[[], ClientStack], device: torch.device)
     except Exception as error:
         # Any type of error is caught, because a user's module may raise any type under torch.vmap.
         error_text = textwrap.shorten(str(error), _MAX_CHARACTERS, placeholder="...")
-        return f"torch.vmap cannot run the model ({type(error).__name__}: {error_text})"
+        return f"clients cannot be stacked ({type(error).__name__}: {error_text})"
     return ""
 
 

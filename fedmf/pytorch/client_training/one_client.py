@@ -19,14 +19,15 @@ from fedmf.training.learner import ClientSettings
 
 # Largest number of entries of a frozen parameter whose values are compared after each client.
 _MAX_COMPARED = 4096
+# Whole numbers with as many bytes as a float.
+_WHOLE_NUMBERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class FrozenTensors:
     """The buffers and frozen parameters of a module, which no client may change.
 
     A changed one would carry a client's data to the next client without clipping. Buffers and small
-    parameters are compared by their values; of large parameters PyTorch counts the changes, which a
-    module can evade by writing to `parameter.data`.
+    parameters are compared by their values, and large parameters by a sum of their bits.
 
     Args:
       module: the module, in which no client trains.
@@ -68,17 +69,20 @@ def _has_same_values(first: torch.Tensor, second: torch.Tensor) -> bool:
     return torch.equal(first, second) or as_array(first).tobytes() == as_array(second).tobytes()
 
 
-def _parameter_versions(module: torch.nn.Module) -> dict[str, tuple[int, int, bytes]]:
-    """Returns the identity, the number of changes and, for a small one, the values of each frozen
-    parameter, by name.
+def _parameter_versions(module: torch.nn.Module) -> dict[str, tuple[int, int, bytes | int]]:
+    """Returns the identity, the number of changes and the values of each frozen parameter, by name;
+    of a large one the sum of its bits as whole numbers.
     """
     version_by_name = {}
     for name, parameter in module.named_parameters():
         if parameter.requires_grad:
             continue
-        values = b""
+        values: bytes | int
         if parameter.numel() <= _MAX_COMPARED:
             values = as_array(parameter).tobytes()
+        else:
+            bits = parameter.detach().flatten().view(_WHOLE_NUMBERS[parameter.element_size()])
+            values = int(bits.sum(dtype=torch.int64))
         version_by_name[name] = (id(parameter), parameter._version, values)
     return version_by_name
 
