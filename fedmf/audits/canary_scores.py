@@ -50,7 +50,7 @@ def _whitener(mechanism: Mechanism) -> Callable[[np.ndarray], np.ndarray]:
 
     It multiplies them by L^-1, where L L^T = N N^T for the noise matrix N. For Toeplitz and banded
     mechanisms the function multiplies by the encoder C, since L then equals N = C^-1 up to the
-    signs of its columns.
+    signs of its columns. For trees L^-1 has a recurrence.
     """
     import scipy.linalg
     import scipy.signal
@@ -74,6 +74,9 @@ def _whitener(mechanism: Mechanism) -> Callable[[np.ndarray], np.ndarray]:
         return filtered
     if banded_rows is not None:
         return lambda columns: checks.banded_times(banded_rows, columns)
+    trees = mechanism.binary_trees()
+    if trees is not None:
+        return trees.draws_of
     # Memory is needed for the noise matrix N, which may have twice as many columns as rounds, for
     # its QR factors, and for the causal factor L.
     memory_hint = "audit the canaries of a run with fewer rounds"

@@ -18,6 +18,7 @@ import numpy as np
 from fedmf import checks, fields
 from fedmf.files import checked_path, write_atomically
 from fedmf.noise.stream import NoiseStream
+from fedmf.noise.tree import TreeNoise
 from fedmf.participation.schema import Participation
 
 _NUMERIC_FIELDS = ("loss", "lower_bound", "iterations", "seconds")
@@ -232,6 +233,12 @@ class Mechanism(fields.Checked, fields.ShortRepr, abc.ABC):
     def toeplitz_gram(self) -> np.ndarray | None:
         """Returns the first column of X = C^T C, float64 (rounds,), if X is known to be Toeplitz,
         so that the noise is stationary; otherwise None.
+        """
+        return None
+
+    def binary_trees(self) -> TreeNoise | None:
+        """Returns the binary trees whose nodes are the rows of the encoder C, in the order of
+        `TreeNoise`; or None if C is not that of trees.
         """
         return None
 

@@ -23,6 +23,7 @@ from fedmf.participation.sharpening import (
     Sensitivity,
     largest_sharpened,
 )
+from fedmf.participation.tree_sensitivity import shared_nodes, squared_counts
 
 # Largest number of entries of X = C^T C that are stored for a Toeplitz encoder C, which take 1 GB.
 # Encoders of other types need more memory than X, so they have no such limit.
@@ -188,7 +189,14 @@ class ClientSensitivity:
         is_large = has_toeplitz_gram and n * mechanism.bands > _MAX_TOEPLITZ_ENTRIES
         self._by_counts = by_counts and is_large
         self._has_negative_entries = False
+        self._trees = mechanism.binary_trees()
         if self._by_counts:
+            return
+        if self._trees is not None:
+            self._extra_costs = np.zeros(n)
+            for later in self._extra_rounds:
+                earlier_rounds = np.arange(later)
+                self._extra_costs[:later] += 2.0 * shared_nodes(self._trees, earlier_rounds, later)
             return
         self._diagonals = gram_diagonals(mechanism)
         self._has_negative_entries = bool((self._diagonals < 0).any())
@@ -221,6 +229,8 @@ class ClientSensitivity:
         if self._by_counts:
             smallest_gaps = clients.smallest_gaps(self._mechanism.rounds)
             return self._bounds_by_counts(clients.counts, smallest_gaps)
+        if self._trees is not None:
+            return squared_counts(self._trees, clients)
         return spent_squared(self._magnitudes, clients)
 
     def squared_with_extra_rounds(self, clients: ClientRounds, squared: np.ndarray) -> np.ndarray:

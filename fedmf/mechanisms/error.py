@@ -15,6 +15,7 @@ from fedmf.mechanisms.banded.recursion import (
 )
 from fedmf.mechanisms.base import Mechanism, check_mechanism
 from fedmf.mechanisms.sensitivity import sensitivity
+from fedmf.mechanisms.tree_error import squared_rows as squared_rows_of_trees
 from fedmf.noise.buffers import Buffers
 from fedmf.noise.stream import NoiseStream
 from fedmf.numpy_errors import with_numpy_defaults
@@ -145,6 +146,8 @@ def squared_rows(mechanism: Mechanism, workload: Workload) -> np.ndarray:
     if squared_norms is not None:
         return squared_norms
     stream = mechanism.stream()
+    if stream.tree is not None and workload.inverse_diagonals is not None:
+        return squared_rows_of_trees(stream.tree, workload.inverse_diagonals)
     if stream.buffers is not None and workload.inverse_diagonals is not None:
         squared_norms = _toeplitz_gram_rows(mechanism, stream.buffers, workload)
         if squared_norms is None:

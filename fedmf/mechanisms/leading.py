@@ -43,6 +43,9 @@ def leading_block(mechanism: Mechanism, rounds: int) -> Mechanism:
         return BandedMechanism(
             diagonals=banded_rows[:rounds, :rounds], certificate_reason=certificate_reason
         )
+    trees = mechanism.binary_trees()
+    if trees is not None and trees.num_nodes > trees.rounds:
+        raise _not_lower_triangular(mechanism, (trees.num_nodes, trees.rounds))
     if mechanism.rounds > _MAX_DENSE_ROUNDS:
         raise ValueError(
             f"family={mechanism.family} has a guarantee for the first of its {mechanism.rounds} "
@@ -52,9 +55,14 @@ def leading_block(mechanism: Mechanism, rounds: int) -> Mechanism:
         )
     C = mechanism.encoder()
     if C.shape[0] != C.shape[1] or np.triu(C, 1).any():
-        raise ValueError(
-            f"family={mechanism.family} has an encoder of shape {C.shape} that is not "
-            "lower-triangular, so that nothing less than the guarantee of all its rounds is known "
-            "for the first ones: state that, or choose another family"
-        )
+        raise _not_lower_triangular(mechanism, C.shape)
     return DenseMechanism(matrix=C[:rounds, :rounds], certificate_reason=certificate_reason)
+
+
+def _not_lower_triangular(mechanism: Mechanism, shape: tuple[int, ...]) -> ValueError:
+    """Returns the error for an encoder whose first rounds alone have no known guarantee."""
+    return ValueError(
+        f"family={mechanism.family} has an encoder of shape {shape} that is not "
+        "lower-triangular, so that nothing less than the guarantee of all its rounds is known "
+        "for the first ones: state that, or choose another family"
+    )

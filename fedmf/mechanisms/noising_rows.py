@@ -8,7 +8,8 @@ and servers need a thousand of its rows, or the norm of every row:
 - N of a recurrence or of running sums is written in blocks of rounds (`fedmf.noise.blocks`),
   [X_b; S_(b+1)] = M_b [Z_b; S_b]. For weights W on the rows, W N follows from the last block to the
   first: with V the weights on S_(b+1), those on Z_b are [W_b, V] M_b[:, :L], and those on S_b are
-  [W_b, V] M_b[:, L:];
+  [W_b, V] M_b[:, L:]. For a tree, N stands here for the lower-triangular matrix that makes noise of
+  the same distribution from one draw a round;
 - other mechanisms compute their noise from N, which is then formed once.
 """
 
@@ -21,6 +22,7 @@ from fedmf.mechanisms.base import Mechanism
 from fedmf.mechanisms.error import squared_rows
 from fedmf.noise.blocks import block_form, equal_blocks
 from fedmf.noise.stream import NoiseStream
+from fedmf.participation.tree_sensitivity import pair_counts
 from fedmf.workloads import Workload, prefix_sum
 
 # Number of columns of the noise matrix N that are computed at a time. A column of N is called a
@@ -48,7 +50,10 @@ class NoisingRows:
 
     @functools.cached_property
     def _stream(self) -> NoiseStream:
-        return self._mechanism.stream()
+        noise_stream = self._mechanism.stream()
+        if noise_stream.contraction is not None:
+            return noise_stream
+        return noise_stream.causal()
 
     @property
     def num_sources(self) -> int:
@@ -190,6 +195,9 @@ def gram_entries(mechanism: Mechanism, rounds: np.ndarray) -> np.ndarray:
     array([[1.25, 0.  ],
            [0.  , 1.  ]])
     """
+    trees = mechanism.binary_trees()
+    if trees is not None:
+        return pair_counts(trees, rounds)
     n = mechanism.rounds
     num_rounds = len(rounds)
     first_column = mechanism.toeplitz_coefficients()

@@ -25,8 +25,8 @@ def sensitivity(encoder_or_mechanism: Any, participation: Participation) -> Sens
 
     Args:
       encoder_or_mechanism: C, float64 (m, rounds), or a mechanism, of which only C is used: its
-        `toeplitz_coefficients()`, `toeplitz_gram()` or `banded_rows()` if it has them, otherwise
-        its `encoder()`.
+        `binary_trees()`, `toeplitz_coefficients()`, `toeplitz_gram()` or `banded_rows()` if it has
+        them, otherwise its `encoder()`.
       participation: the rounds that one client may take part in.
 
     Returns:

@@ -11,7 +11,8 @@ from fedmf import checks, fields
 from fedmf.mechanisms.base import Mechanism, check_mechanism
 from fedmf.mechanisms.family import Family, register
 from fedmf.mechanisms.storage import mechanism_of
-from fedmf.noise.stream import check_left_inverse
+from fedmf.noise.stream import NoiseStream, check_left_inverse
+from fedmf.noise.tree import TreeNoise
 from fedmf.numpy_errors import with_numpy_defaults
 
 DECODERS = ("optimal", "restarted")
@@ -127,6 +128,26 @@ class StampedMechanism(Mechanism):
             return None
         return np.tile(part_rows, (self.times, 1))
 
+    def binary_trees(self) -> TreeNoise | None:
+        """Returns the trees of all parts if the part is a tree, and otherwise None. The decoder
+        "optimal" of trees is their decoder "full".
+        """
+        trees = self.part.binary_trees()
+        if trees is None:
+            return None
+        num_trees = self.times * trees.num_trees
+        decoder = trees.decoder if self.decoder == "restarted" else "full"
+        return dataclasses.replace(trees, num_trees=num_trees, decoder=decoder)
+
+    def stream(self) -> NoiseStream:
+        """Returns the recipe that computes the noise vectors, which is that of trees if the part is
+        a tree.
+        """
+        trees = self.binary_trees()
+        if trees is None:
+            return super().stream()
+        return NoiseStream(rounds=self.rounds, sources=trees.num_nodes, tree=trees)
+
     def state(self) -> dict[str, np.ndarray]:
         """Returns the arrays that a mechanism file stores, which are the decoder, the number of
         repetitions, and the entries of the repeated mechanism's own file.
@@ -143,6 +164,10 @@ class StampedMechanism(Mechanism):
 
     def _noising_of_part(self) -> np.ndarray:
         """Returns the noise matrix of one part, which is one block of the whole noise matrix."""
+        trees = self.binary_trees()
+        if trees is not None:
+            trees_of_part = dataclasses.replace(trees, num_trees=trees.num_trees // self.times)
+            return trees_of_part.matrix()
         if self.decoder == "restarted":
             return self.part.noising()
         C = self.part.encoder()

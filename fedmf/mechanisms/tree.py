@@ -3,10 +3,9 @@
 """
 
 import dataclasses
-from typing import ClassVar, NamedTuple, final
+from typing import ClassVar, final
 
 import numpy as np
-import scipy.linalg
 
 from fedmf import checks, fields
 from fedmf.mechanisms.base import Mechanism
@@ -14,14 +13,13 @@ from fedmf.mechanisms.error import loss
 from fedmf.mechanisms.family import Family, register
 from fedmf.mechanisms.fitting.progress import Stopping
 from fedmf.mechanisms.stamped import stamp
+from fedmf.noise.stream import NoiseStream
+from fedmf.noise.tree import COMPLETIONS, DECODERS, TreeNoise
 from fedmf.participation.schema import Participation
 from fedmf.workloads import Workload
 
-DECODERS = ("full", "online")
-COMPLETIONS = ("none", "virtual", "optimal")
 # For at most this many rounds, a fit compares the completions of a tree, which treat nodes beyond
-# the last round differently. The comparison takes a few products of dense matrices, which is
-# seconds.
+# the last round differently. For more rounds the comparison would take seconds.
 _MAX_ROUNDS_COMPARED = 4096
 
 
@@ -74,25 +72,33 @@ class TreeMechanism(Mechanism):
     decoder: str = fields.choice("full", "", lambda: DECODERS)
     completion: str = fields.choice("none", "", lambda: COMPLETIONS)
 
+    def binary_trees(self) -> TreeNoise:
+        """Returns the tree, whose nodes are the rows of C."""
+        return TreeNoise(
+            rounds_per_tree=self.rounds, decoder=self.decoder, completion=self.completion
+        )
+
     def encoder(self) -> np.ndarray:
         """Returns the encoder C, a float64 array of zeros and ones of shape (m, rounds), with a row
         for each node.
         """
-        _check_memory(self.rounds, self.completion)
-        tree_nodes = _nodes(self.rounds, self.completion)
-        C = np.zeros((len(tree_nodes), self.rounds))
-        for row, node in enumerate(tree_nodes):
-            C[row, node.first : node.last + 1] = 1.0
-        return C
+        tree = self.binary_trees()
+        checks.fits_in_memory("the encoder of this tree", (tree.num_nodes, self.rounds), copies=2)
+        return tree.node_sums(np.eye(self.rounds))
 
     def noising(self) -> np.ndarray:
         """Returns the noise matrix N, float64 (rounds, m). It is pinv(C) for decoder "full", and
         S^-1 B_online for "online", where S are the prefix sums and B_online the online estimates.
         """
-        if self.decoder == "full":
-            return _pseudo_inverse(self.rounds, self.completion)
-        B = _estimates_from_below(self.rounds, self.completion)
-        return np.diff(B, axis=0, prepend=0.0)
+        tree = self.binary_trees()
+        matrix_text = f"the {self.decoder} decoder of this tree"
+        checks.fits_in_memory(matrix_text, (self.rounds, tree.num_nodes))
+        return tree.matrix()
+
+    def stream(self) -> NoiseStream:
+        """Returns the recipe that computes the noise vectors from the draws of the nodes."""
+        tree = self.binary_trees()
+        return NoiseStream(rounds=self.rounds, sources=tree.num_nodes, tree=tree)
 
 
 def fit_tree(
@@ -119,8 +125,8 @@ def fit_tree(
       stopping: not used.
 
     Raises:
-      TypeError, ValueError: an option is of the wrong kind or out of range; restarts do not divide
-        the rounds; the matrices of so many rounds do not fit into memory.
+      TypeError, ValueError: an option is of the wrong kind or out of range, or restarts do not
+        divide the rounds.
     """
     n = workload.rounds
     checks.one_of("decoder", decoder, DECODERS)
@@ -137,8 +143,6 @@ def fit_tree(
         completions = [checks.one_of("completion", completion, COMPLETIONS)]
     else:
         completions = _compared_completions(n, rounds_per_tree, decoder)
-    for name in completions:
-        _check_memory(rounds_per_tree, name, decoder)
     candidate_trees: list[Mechanism] = [
         TreeMechanism(rounds=rounds_per_tree, decoder=decoder, completion=name)
         for name in completions
@@ -160,152 +164,6 @@ def _compared_completions(rounds: int, rounds_per_tree: int, decoder: str) -> li
     # With decoder "full", the tree completions "optimal" and "virtual" give the same noise, so only
     # one of them is compared.
     return ["none", "virtual"]
-
-
-class _Node(NamedTuple):
-    """A node of the tree over `leaves` leaves, where the rounds from `first` to `last` are in the
-    run, with the indices of its children.
-    """
-
-    first: int
-    last: int
-    leaves: int
-    children: tuple[int, ...]
-
-
-def _nodes(rounds: int, completion: str) -> list[_Node]:
-    """Returns the nodes of the tree in the order of the encoder's rows, with children before
-    parents, and left before right.
-    """
-    nodes: list[_Node] = []
-
-    def add_subtree(first: int, leaves: int) -> tuple[int, ...]:
-        """Adds the nodes of a subtree of the binary tree to the list. Returns the index of its root
-        in a tuple, or () if the root is dropped.
-        """
-        if first >= rounds:
-            return ()
-        child_indices: tuple[int, ...] = ()
-        if leaves > 1:
-            child_leaves = leaves // 2
-            child_indices = add_subtree(first, child_leaves) + add_subtree(
-                first + child_leaves, child_leaves
-            )
-        if completion == "none" and first + leaves > rounds:
-            return ()
-        nodes.append(_Node(first, min(first + leaves, rounds) - 1, leaves, child_indices))
-        return (len(nodes) - 1,)
-
-    add_subtree(0, 1 << (rounds - 1).bit_length())
-    return nodes
-
-
-def _num_nodes(rounds: int, completion: str) -> int:
-    """Returns the number of nodes that `_nodes` would list.
-
-    >>> [_num_nodes(5, completion) for completion in ("none", "virtual")]
-    [8, 11]
-    """
-    level_range = range((rounds - 1).bit_length() + 1)
-    if completion == "none":
-        return sum(rounds >> level for level in level_range)
-    return sum(-(-rounds >> level) for level in level_range)
-
-
-def _check_memory(rounds: int, completion: str, decoder: str | None = None) -> None:
-    """Raises TooLargeForMemory if a matrix of the tree does not fit into memory. It checks the
-    noise matrix N with this decoder, or the encoder if `decoder` is None. It lists no nodes.
-    """
-    encoder_shape = (_num_nodes(rounds, completion), rounds)
-    if decoder == "full":
-        decoder_hint = "take decoder='online', which needs half of it and makes more noise"
-        matrix_text = "the full decoder of this tree"
-        checks.fits_in_memory(matrix_text, encoder_shape[::-1], copies=2, otherwise=decoder_hint)
-    elif decoder == "online":
-        checks.fits_in_memory("the online decoder of this tree", encoder_shape[::-1])
-    else:
-        checks.fits_in_memory("the encoder of this tree", encoder_shape)
-
-
-def _pseudo_inverse(rounds: int, completion: str) -> np.ndarray:
-    """Returns the pseudo-inverse pinv(C) = (C^T C)^-1 C^T of the encoder C, float64 (rounds, m).
-    The column of a node is the sum of the columns of its children.
-    """
-    _check_memory(rounds, completion, "full")
-    tree_nodes = _nodes(rounds, completion)
-    X = np.zeros((rounds, rounds))
-    for node in tree_nodes:
-        X[node.first : node.last + 1, node.first : node.last + 1] += 1.0
-    # The encoder C has a row for each leaf, so X - I is positive semidefinite, where X = C^T C. The
-    # Cholesky factorization of X therefore cannot fail, and it is cheaper than an SVD of C.
-    lower_triangle, _ = scipy.linalg.lapack.dpotri(scipy.linalg.cholesky(X, lower=True), lower=True)
-    gram_inverse = np.tril(lower_triangle) + np.tril(lower_triangle, -1).T
-    pseudo_inverse_columns = np.empty((len(tree_nodes), rounds))
-    for index, node in enumerate(tree_nodes):
-        if node.children:
-            pseudo_inverse_columns[index] = pseudo_inverse_columns[list(node.children)].sum(axis=0)
-        else:
-            pseudo_inverse_columns[index] = gram_inverse[node.first]
-    return np.ascontiguousarray(pseudo_inverse_columns.T)
-
-
-def _estimates_from_below(rounds: int, completion: str) -> np.ndarray:
-    """Returns the online decoder B, which estimates each prefix sum from finished nodes only,
-    float64 (rounds, m). Row t is the best estimate of the sum of rounds 0..t from the nodes that
-    are finished by round t.
-
-    Within one finished subtree the estimates combine upwards (Honaker 2015, Sec. 3.2): a node's own
-    noisy sum has variance 1, its children's estimates have a joint variance, and weights are
-    inverse to variances. Finished subtrees that share no rounds have independent noise, so that the
-    sum of their roots' estimates is best. Nodes that reach into virtual rounds, if the encoder has
-    them, are finished with the last round.
-    """
-    _check_memory(rounds, completion, "online")
-    tree_nodes = _nodes(rounds, completion)
-    subtree_estimates = _subtree_estimates(tree_nodes, completion)
-    B = np.zeros((rounds, len(tree_nodes)))
-    # The index of the largest finished subtree that begins in each round.
-    largest_subtrees: dict[int, int] = {}
-    num_finished = 0
-    for t in range(rounds):
-        while num_finished < len(tree_nodes) and tree_nodes[num_finished].last <= t:
-            largest_subtrees[tree_nodes[num_finished].first] = num_finished
-            num_finished += 1
-        first_round = 0
-        while first_round <= t:
-            root_index = largest_subtrees[first_round]
-            B[t, root_index + 1 - len(subtree_estimates[root_index]) : root_index + 1] = (
-                subtree_estimates[root_index]
-            )
-            first_round = tree_nodes[root_index].last + 1
-    return B
-
-
-def _subtree_estimates(nodes: list[_Node], completion: str) -> list[np.ndarray]:
-    """Returns for each node the best estimate of its sum, as the weights of the nodes in its
-    subtree.
-
-    The nodes of a subtree are consecutive and end with its root, so that the weights of an estimate
-    are those of the last nodes up to the root.
-    """
-    variances = np.ones(len(nodes))
-    estimates: list[np.ndarray] = []
-    for index, node in enumerate(nodes):
-        child_indices = list(node.children)
-        if child_indices:
-            # The best estimate of a node's sum combines the node's own noisy sum with the estimates
-            # of its children. With completion "virtual", the variance v of a node of 2 m leaves
-            # follows from 1 / v(2 m) = 1 + 1 / (2 v(m)), v(1) = 1. Otherwise a virtual child adds
-            # no variance.
-            if completion == "virtual":
-                children_variance = node.leaves / (node.leaves - 1.0)
-            else:
-                children_variance = variances[child_indices].sum()
-            # The variance of the best estimate is also the weight of the node's own noisy sum.
-            variances[index] = children_variance / (1.0 + children_variance)
-        child_weights = [(1.0 - variances[index]) * estimates[child] for child in child_indices]
-        estimates.append(np.concatenate([*child_weights, variances[index : index + 1]]))
-    return estimates
 
 
 register(

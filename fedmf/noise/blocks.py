@@ -17,6 +17,8 @@ MAX_DEVIATION = 1e-7
 # Thresholds below which singular values are dropped, relative to the largest entry of the noise
 # matrix N. They are tried in this order.
 _CUTS = (1e-8, 1e-9, 1e-10, 1e-11, 1e-12, 1e-13)
+# Largest number of blocks of different patterns, of a tree, whose matrices are cached.
+_MAX_CACHED = 32
 # Two singular values count as equal if their relative difference is below this number.
 _EQUAL = 1e-6
 # The first projection whose length is at least this fraction of the longest one is accepted. Two
@@ -126,13 +128,13 @@ def block_form(
     """Returns the block form of a noise stream, or None if its state would have more than
     `max_width` rows.
 
-    The state of a recurrence is its last bands - 1 rows, that of buffers their sums and last draws.
-    A contraction is compressed: rounds s, s + 1, ... need N[s:, :s] Z[:s] of the draws before s,
-    and this matrix has low rank for trees, smooth Toeplitz matrices and sums of few exponentials.
-    S_b holds the product in orthonormal coordinates, which follow from a singular value
-    decomposition for each block (the sequentially semiseparable form of Chandrasekaran et al.
-    2005). Singular values are cut off only if the encoder stays the same to 7 digits; see
-    MAX_DEVIATION.
+    The state of a recurrence is its last bands - 1 rows, that of buffers their sums and last draws,
+    that of a tree the sums of its last finished nodes. A contraction is compressed: rounds s, s +
+    1, ... need N[s:, :s] Z[:s] of the draws before s, and this matrix has low rank for smooth
+    Toeplitz matrices and sums of few exponentials. S_b holds the product in orthonormal
+    coordinates, which follow from a singular value decomposition for each block (the sequentially
+    semiseparable form of Chandrasekaran et al. 2005). Singular values are cut off only if the
+    encoder stays the same to 7 digits; see MAX_DEVIATION.
 
     Args:
       stream: a stream that `NoiseStream.causal` accepts.
@@ -158,28 +160,33 @@ class _StreamMatrices:
     """A function that returns the matrix of each block of a recurrence or of buffers, given the
     index of the block.
 
-    Successive blocks of equal coefficients, as Toeplitz encoders have, share one matrix.
+    Successive blocks of equal coefficients, as Toeplitz encoders have, share one matrix, as do
+    blocks of the same pattern in a tree.
     """
 
     def __init__(self, stream: NoiseStream, bounds: tuple[int, ...]) -> None:
         self._stream = stream
         self._bounds = bounds
-        self._cached: tuple[tuple[bytes, ...], np.ndarray] = ((), np.zeros((0, 0)))
+        self._cached: dict[tuple[bytes, ...], np.ndarray] = {}
+        has_patterns = stream.tree is not None and stream.tree.has_patterns
+        self._max_cached = _MAX_CACHED if has_patterns else 1
 
     def __call__(self, b: int) -> np.ndarray:
         start = self._bounds[b]
         stop = self._bounds[b + 1]
         coefficients = self._stream.coefficients(start, stop)
-        cached_coefficients, matrix = self._cached
-        if coefficients != cached_coefficients:
+        matrix = self._cached.get(coefficients)
+        if matrix is None:
             # Overflow is ignored here, because `check_float32` refuses a matrix that has
             # overflowed.
             with np.errstate(all="ignore"):
                 matrix = self._stream.block(start, stop)
             matrix.setflags(write=False)
+            is_full = len(self._cached) >= self._max_cached
+            cached = {} if is_full else self._cached
             # The coefficients and their matrix are cached in one assignment, so that an interrupt
             # cannot separate them.
-            self._cached = (coefficients, matrix)
+            self._cached = {**cached, coefficients: matrix}
         return matrix
 
 

@@ -64,6 +64,8 @@ def _recovered_draws(stream: NoiseStream, form: BlockForm | None, z: np.ndarray)
         form = block_form(stream, bounds=equal_blocks(stream.rounds, 1))
         assert form is not None
     noise_rows = _rows_of_run(form, z)
+    if stream.tree is not None:
+        return stream.tree.draws_of(noise_rows.astype(np.float64))
     if stream.recurrence is None:
         return _invert_buffers(stream, noise_rows)
     return _invert_recurrence(stream, noise_rows)

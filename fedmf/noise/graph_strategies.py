@@ -2,6 +2,8 @@
 
 import math
 
+import numpy as np
+
 from fedmf import checks
 from fedmf.noise.blocks import block_form, equal_blocks
 from fedmf.noise.float32_check import check_float32
@@ -32,10 +34,15 @@ def graph_strategy(stream: NoiseStream, size: int, *, any_state: bool = False) -
     if not any_state:
         max_width = min(max_width, MAX_STATE_BYTES // row_bytes(size))
     has_feedback = stream.buffers is not None and stream.buffers.feedback
+    num_matrices = 1
     if stream.contraction is not None or has_feedback:
-        # The coefficients differ from round to round, so the graph holds a table with (1 + width)^2
-        # entries for each round.
-        max_width = min(max_width, math.isqrt(_MAX_TABLE_BYTES // (4 * stream.rounds)) - 1)
+        # The coefficients differ from round to round.
+        num_matrices = stream.rounds
+    elif stream.tree is not None:
+        num_matrices = len(np.unique(stream.tree.round_kinds()))
+    if num_matrices > 1:
+        # The graph holds a table of matrices with (1 + width)^2 entries each.
+        max_width = min(max_width, math.isqrt(_MAX_TABLE_BYTES // (4 * num_matrices)) - 1)
     one_round_form = block_form(stream, bounds=equal_blocks(stream.rounds, 1), max_width=max_width)
     if one_round_form is None:
         return NoiseStrategy(

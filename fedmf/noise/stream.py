@@ -11,6 +11,7 @@ import scipy.linalg
 
 from fedmf import checks, fields
 from fedmf.noise.buffers import Buffers
+from fedmf.noise.tree import TreeNoise
 
 # Largest allowed entry of (N C - I) s, which should be 0 for the noise matrix N, the encoder C and
 # a random vector s of signs.
@@ -50,12 +51,16 @@ class NoiseStream(fields.Checked):
 
         buffers      x_t from the last few z and a few running sums; see `Buffers`
 
+        tree         x_t from the draws of a binary tree's nodes, or from one draw a round and the
+                     sums of the last finished nodes; see `TreeNoise`
+
     Attributes:
       rounds: number of rows, n.
       sources: number of independent draws, m.
       recurrence: float64 (rounds, bands) or None; then sources equals rounds.
       contraction: float64 (rounds, sources) or None.
       buffers: Buffers or None; then sources equals rounds.
+      tree: TreeNoise or None; then sources equals its nodes, or rounds for one draw a round.
 
     Raises:
       TypeError, ValueError: several forms are set, or none; or shapes and numbers do not fit.
@@ -78,16 +83,20 @@ class NoiseStream(fields.Checked):
     recurrence: np.ndarray | None = fields.validated(check_recurrence, None)
     contraction: np.ndarray | None = fields.array(2, None)
     buffers: Buffers | None = None
+    tree: TreeNoise | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        field_names = ("recurrence", "contraction", "buffers")
+        field_names = ("recurrence", "contraction", "buffers", "tree")
         present_fields = [name for name in field_names if getattr(self, name) is not None]
         if len(present_fields) != 1:
             raise ValueError(
                 f"the forms given are {', '.join(present_fields) or 'none'}: pass exactly one of "
-                "recurrence, contraction, buffers"
+                "recurrence, contraction, buffers, tree"
             )
+        if self.tree is not None:
+            self._check_tree(self.tree)
+            return
         recipe_array = (
             getattr(self, present_fields[0]) if self.buffers is None else self.buffers.window
         )
@@ -100,6 +109,16 @@ class NoiseStream(fields.Checked):
                 "sources=rounds, or a contraction of (rounds, sources)"
             )
 
+    def _check_tree(self, tree: TreeNoise) -> None:
+        """Raises ValueError unless the numbers of rounds and sources are those of the tree."""
+        is_whole = self.rounds == tree.rounds
+        if not is_whole or self.sources not in (tree.rounds, tree.num_nodes):
+            raise ValueError(
+                f"rounds={self.rounds} and sources={self.sources} do not fit a tree of "
+                f"{tree.rounds} rounds and {tree.num_nodes} nodes: pass its rounds, and its nodes "
+                "or its rounds as sources"
+            )
+
     def as_contraction(self) -> "NoiseStream":
         """Returns a stream of the same noise that is computed as a contraction, that is, with the
         rows of the noise matrix N.
@@ -108,10 +127,18 @@ class NoiseStream(fields.Checked):
             return self
         if self.recurrence is not None:
             N = inverse_of_banded(self.recurrence)
+        elif self.tree is not None:
+            checks.fits_in_memory("the noising matrix of this tree", (self.rounds, self.sources))
+            N = self.tree.matrix() if self._has_node_draws else self.tree.causal_matrix()
         else:
             assert self.buffers is not None
             N = self.buffers.matrix()
         return NoiseStream(rounds=self.rounds, sources=self.sources, contraction=N)
+
+    @property
+    def _has_node_draws(self) -> bool:
+        """Whether the sources are the nodes of a tree, and not one draw a round."""
+        return self.tree is not None and self.sources != self.rounds
 
     def causal(self) -> "NoiseStream":
         """Returns a stream whose noise has the same distribution, and whose row t depends on
@@ -125,6 +152,8 @@ class NoiseStream(fields.Checked):
           ValueError: N is too ill-conditioned for float64.
         """
         N = self.contraction
+        if self._has_node_draws:
+            return NoiseStream(rounds=self.rounds, sources=self.rounds, tree=self.tree)
         if N is None or (self.sources == self.rounds and not np.triu(N, 1).any()):
             return self
         R = scipy.linalg.qr(N.T, mode="r", check_finite=False)[0]
@@ -150,7 +179,7 @@ class NoiseStream(fields.Checked):
 
         This numpy implementation is the reference. If draw(i) is the basis vector e_i, the rows are
         those of N, which tests every mechanism and every implementation. A recurrence or buffers
-        hold a few rows in memory, a contraction all draws.
+        hold a few rows in memory, a contraction and the nodes of a tree all draws.
 
         Args:
           draw: source index -> array (d,).
@@ -158,6 +187,10 @@ class NoiseStream(fields.Checked):
         if self.contraction is not None:
             Z = np.stack([draw(j) for j in range(self.sources)])
             yield from np.tensordot(self.contraction, Z, axes=1)
+            return
+        if self.tree is not None and self._has_node_draws:
+            Z = np.stack([draw(j) for j in range(self.sources)])
+            yield from self.tree.apply(Z)
             return
         S: np.ndarray | None = None
         for t in range(self.rounds):
@@ -169,24 +202,28 @@ class NoiseStream(fields.Checked):
 
     @property
     def width(self) -> int:
-        """The number of rows in the state of a recurrence or of buffers.
+        """The number of rows in the state of a recurrence, of buffers or of a tree.
 
         The state consists of the last x, or of the sums and the last z.
         """
         if self.recurrence is not None:
             return self.recurrence.shape[1] - 1
+        if self.tree is not None:
+            return self.tree.width
         assert self.buffers is not None
         return self.buffers.width
 
     def step(self, t: int, z: np.ndarray, S: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns the noise vector of round t (row t of N Z) and the state after the round, for a
-        recurrence or buffers.
+        recurrence, buffers, or a tree with one draw a round.
 
         Args:
           t: round.
           z: draw of source t.
           S: state before the round, (width, ...); zeros in round 0.
         """
+        if self.tree is not None:
+            return self.tree.step(t, z, S)
         if self.recurrence is None:
             assert self.buffers is not None
             return self.buffers.step(t, z, S)
@@ -198,11 +235,13 @@ class NoiseStream(fields.Checked):
         """Returns the matrix M that computes a block of rounds at once, float64 (rounds + width,
         rounds + width).
 
-        For rounds start .. stop - 1 of a recurrence or of buffers, [rows; state after them] =
-        M [draws; state before them].
+        For rounds start .. stop - 1 of a recurrence, of buffers or of a tree, [rows; state after
+        them] = M [draws; state before them].
         """
         if self.recurrence is not None:
             return _recurrence_block(self.recurrence[start:stop])
+        if self.tree is not None:
+            return self.tree.block(start, stop)
         assert self.buffers is not None
         return self.buffers.block(start, stop)
 
@@ -212,6 +251,8 @@ class NoiseStream(fields.Checked):
         """
         if self.recurrence is not None:
             return (self.recurrence[start:stop].tobytes(),)
+        if self.tree is not None:
+            return self.tree.pattern(start, stop)
         assert self.buffers is not None
         window, read, write = self.buffers.coefficients(start, stop)
         return window.tobytes(), read.tobytes(), write.tobytes()

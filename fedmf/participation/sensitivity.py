@@ -27,6 +27,7 @@ from fedmf.participation.sharpening import (
     from_squared,
     largest_sharpened,
 )
+from fedmf.participation.tree_sensitivity import of_trees
 
 # The largest entry of an encoder must be within this factor of 1, so that its square is a normal
 # float64.
@@ -46,7 +47,8 @@ def sensitivity_to_sets(encoder_or_mechanism: Any, sets: RoundSets) -> Sensitivi
 
     Args:
       encoder_or_mechanism: C, float64 (m, rounds), or an object with the methods of a mechanism:
-        `encoder()` and any of `toeplitz_coefficients()`, `toeplitz_gram()` and `banded_rows()`.
+        `encoder()` and any of `binary_trees()`, `toeplitz_coefficients()`, `toeplitz_gram()` and
+        `banded_rows()`.
       sets: sets of rounds of one client.
 
     Raises:
@@ -57,6 +59,9 @@ def sensitivity_to_sets(encoder_or_mechanism: Any, sets: RoundSets) -> Sensitivi
     >>> sensitivity_to_sets(np.eye(6), sets).value ** 2
     2.9999999999999996
     """
+    trees = _result_of(encoder_or_mechanism, "binary_trees")
+    if trees is not None:
+        return of_trees(trees, sets)
     coefficients = _result_of(encoder_or_mechanism, "toeplitz_coefficients")
     if coefficients is not None:
         toeplitz_bound = _toeplitz_sensitivity(_check_magnitude(coefficients), sets)

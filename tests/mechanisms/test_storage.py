@@ -11,7 +11,7 @@ from fedmf.mechanisms import (
     BandedMechanism,
     Certificate,
     DenseMechanism,
-    TreeMechanism,
+    FFTMechanism,
     load_mechanism,
     storage,
 )
@@ -54,14 +54,14 @@ def refusal_message(path):
 
 
 def test_a_whole_file_that_memory_cannot_hold_names_the_way_out(tmp_path, monkeypatch):
-    tree = tmp_path / "tree.npz"
+    fft_path = tmp_path / "fft.npz"
     dense_path = tmp_path / "dense.npz"
-    TreeMechanism(rounds=1000).save(tree)
+    FFTMechanism(rounds=3000).save(fft_path)
     DenseMechanism(matrix=np.eye(1000)).save(dense_path)
     monkeypatch.setattr(checks, "available_memory", lambda: 2**22)
     monkeypatch.setattr(storage, "available_memory", lambda: 2**22)
     for path, needs in (
-        (tree, "this tree would take"),
+        (fft_path, "this FFT mechanism would take"),
         (dense_path, "its arrays take 0.00745 GiB"),
     ):
         with refusal(f"cannot be used: .*{needs}.*a family that") as caught_error:

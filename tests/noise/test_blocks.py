@@ -97,7 +97,7 @@ def test_matrices_without_structure_are_not_compressed():
 
 def test_a_less_accurate_matrix_exceeds_the_deviation():
     """Negative control: such a matrix fails the check of block_form."""
-    N = TreeMechanism(rounds=64, decoder="full").stream().causal().contraction
+    N = TreeMechanism(rounds=64, decoder="full").stream().causal().as_contraction().contraction
     form = block_form(NoiseStream(rounds=64, sources=64, contraction=N), bounds=equal_blocks(64, 8))
     form_noising = form.noising()
     assert deviation(form_noising, N) <= MAX_DEVIATION

@@ -59,7 +59,7 @@ def test_the_best_strategy_of_large_models(stream, name, uses_disk, max_cost):
 
 
 def test_noise_of_small_models_is_not_compressed():
-    stream = TreeMechanism(rounds=400, decoder="online").stream()
+    stream = TreeMechanism(rounds=400, decoder="online").stream().causal().as_contraction()
     assert host_strategies(stream, 1000)[0].name == "regenerated"
     assert choose_host_strategy(stream, 1000, name="recurrent").width <= 9
 

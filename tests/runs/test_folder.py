@@ -14,7 +14,7 @@ import pytest
 import fedmf
 from fedmf import checks
 from fedmf.files import write_atomically
-from fedmf.mechanisms import TreeMechanism
+from fedmf.mechanisms import FFTMechanism
 from fedmf.runs import reading
 from fedmf.runs.folder import Run, RunFolder
 from fedmf.runs.plan_record import plan_record
@@ -112,9 +112,9 @@ def test_participation_is_written_after_each_commit_for_its_owner_only(folder):
 
 
 def test_load_does_not_call_a_run_damaged_whose_mechanism_exceeds_the_memory(folder, monkeypatch):
-    TreeMechanism(rounds=1000).save(folder.path / "mechanism.npz")
+    FFTMechanism(rounds=3000).save(folder.path / "mechanism.npz")
     monkeypatch.setattr(checks, "available_memory", lambda: 2**22)
-    with refusal(r"mechanism.npz' cannot be used: .* of this tree .*: for so many"):
+    with refusal(r"mechanism.npz' cannot be used: .* of this FFT mechanism .*: for so many"):
         Run.load(folder.path)
 
 

@@ -181,10 +181,10 @@ class GraphNoise:
         self, form: BlockForm, state: NoiseState, t: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Computes the noise vector of round t, and the rows of the next state."""
-        recurrence_matrices = self._table(form)
-        M = tf.constant(recurrence_matrices, tf.float32)[
-            tf.minimum(t, len(recurrence_matrices) - 1)
-        ]
+        recurrence_matrices, matrix_of_round = self._table(form)
+        last_index = len(matrix_of_round) - 1
+        matrix_index = tf.constant(matrix_of_round)[tf.minimum(t, last_index)]
+        M = tf.constant(recurrence_matrices, tf.float32)[tf.cast(matrix_index, tf.int32)]
         z = self.source(state.key, self.size)(t)
         if not form.is_rolling:
             noise_and_state = tf.matmul(M, tf.concat([z[None], state.rows], axis=0))
@@ -197,16 +197,25 @@ class GraphNoise:
         noise_row += tf.linalg.matvec(state.rows, M[0, 1:], transpose_a=True)
         return noise_row, tf.concat([noise_row[None], state.rows[:-1]], axis=0)
 
-    def _table(self, form: BlockForm) -> np.ndarray:
-        """Returns the matrices M_t of the noise recurrence for all rounds.
+    def _table(self, form: BlockForm) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the different matrices M_t of the noise recurrence, and for each round t the
+        index of its matrix.
 
-        The shape is (rounds, 1 + width, 1 + width). If the state is rolling, only their first rows
-        are returned. If the last rounds have the same matrix, it is returned once.
+        The first array has the shape (matrices, 1 + width, 1 + width). If the state is rolling, it
+        has only their first rows. If the last rounds have the same matrix, the second array ends
+        with the first of them.
         """
+        if self.stream.tree is not None:
+            _, first_rounds, matrix_of_round = np.unique(
+                self.stream.tree.round_kinds(), return_index=True, return_inverse=True
+            )
+            tree_matrices = [self._padded(form, t) for t in first_rounds.tolist()]
+            index_type = np.min_scalar_type(len(first_rounds))
+            return np.stack(tree_matrices), matrix_of_round.astype(index_type)
         padded_matrices = [self._padded(form, t) for t in range(form.rounds)]
         while len(padded_matrices) > 1 and np.array_equal(padded_matrices[-1], padded_matrices[-2]):
             del padded_matrices[-1]
-        return np.stack(padded_matrices)
+        return np.stack(padded_matrices), np.arange(len(padded_matrices))
 
     @staticmethod
     def _padded(form: BlockForm, t: int) -> np.ndarray:

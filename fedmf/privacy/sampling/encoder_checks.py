@@ -18,14 +18,18 @@ def proven_bands(mechanism: Mechanism) -> int:
     toeplitz_column = mechanism.toeplitz_coefficients()
     if toeplitz_column is not None:
         return int(np.flatnonzero(toeplitz_column).max(initial=0)) + 1
+    no_square_error = ValueError(
+        f"family={mechanism.family} has no square lower-triangular encoder, which "
+        "amplification by sampling needs: use banded, "
+        "identity, toeplitz or dense, or leave sampling out"
+    )
+    trees = mechanism.binary_trees()
+    if trees is not None and trees.num_nodes > trees.rounds:
+        raise no_square_error
     C = mechanism.encoder()
     n = mechanism.rounds
     if C.shape != (n, n) or np.triu(C, 1).any():
-        raise ValueError(
-            f"family={mechanism.family} has no square lower-triangular encoder, which "
-            "amplification by sampling needs: use banded, "
-            "identity, toeplitz or dense, or leave sampling out"
-        )
+        raise no_square_error
     is_nonzero = C != 0
     lags_by_row = np.arange(n) - is_nonzero.argmax(axis=1)
     return int(lags_by_row[is_nonzero.any(axis=1)].max(initial=0)) + 1
