@@ -28,7 +28,9 @@ def pair_costs(mechanism: Mechanism) -> np.ndarray:
     (rounds, rounds). Entry [s, t] is the cost of the pair of rounds s and t, and entry [t, t] the
     cost of round t alone.
     """
-    checks.fits_in_memory("the costs of pairs of rounds", (mechanism.rounds, mechanism.rounds))
+    pairs_shape = (mechanism.rounds, mechanism.rounds)
+    hint = "plan fewer rounds, or schema=min_sep in place of a budget"
+    checks.fits_in_memory("the costs of pairs of rounds", pairs_shape, hint=hint)
     encoder = mechanism.encoder()
     return np.abs(encoder.T @ encoder)
 

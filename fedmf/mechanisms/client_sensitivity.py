@@ -23,7 +23,7 @@ from fedmf.participation.sharpening import (
     Sensitivity,
     largest_sharpened,
 )
-from fedmf.participation.tree_sensitivity import shared_nodes, squared_counts
+from fedmf.participation.tree_sensitivity import shared_counts, squared_counts
 
 # Largest number of entries of X = C^T C that are stored for a Toeplitz encoder C, which take 1 GB.
 # Encoders of other types need more memory than X, so they have no such limit.
@@ -193,10 +193,7 @@ class ClientSensitivity:
         if self._by_counts:
             return
         if self._trees is not None:
-            self._extra_costs = np.zeros(n)
-            for later in self._extra_rounds:
-                earlier_rounds = np.arange(later)
-                self._extra_costs[:later] += 2.0 * shared_nodes(self._trees, earlier_rounds, later)
+            self._extra_costs = 2.0 * shared_counts(self._trees, self._extra_rounds)
             return
         self._diagonals = gram_diagonals(mechanism)
         self._has_negative_entries = bool((self._diagonals < 0).any())

@@ -8,8 +8,8 @@ and servers need a thousand of its rows, or the norm of every row:
 - N of a recurrence or of running sums is written in blocks of rounds (`fedmf.noise.blocks`),
   [X_b; S_(b+1)] = M_b [Z_b; S_b]. For weights W on the rows, W N follows from the last block to the
   first: with V the weights on S_(b+1), those on Z_b are [W_b, V] M_b[:, :L], and those on S_b are
-  [W_b, V] M_b[:, L:]. For a tree, N stands here for the lower-triangular matrix that makes noise of
-  the same distribution from one draw a round;
+  [W_b, V] M_b[:, L:]. For a long tree, N stands here for the lower-triangular matrix that
+  makes noise of the same distribution from one draw a round;
 - other mechanisms compute their noise from N, which is then formed once.
 """
 
@@ -28,6 +28,8 @@ from fedmf.workloads import Workload, prefix_sum
 # Number of columns of the noise matrix N that are computed at a time. A column of N is called a
 # source here, because it belongs to one independent draw.
 _BLOCK_SOURCES = 256
+# For trees of at most this many rounds, the noise matrix N of their nodes is formed.
+_MAX_TREE_ROUNDS = 4096
 
 
 class NoisingRows:
@@ -51,8 +53,10 @@ class NoisingRows:
     @functools.cached_property
     def _stream(self) -> NoiseStream:
         noise_stream = self._mechanism.stream()
-        if noise_stream.contraction is not None:
+        if noise_stream.tree is None:
             return noise_stream
+        if noise_stream.rounds <= _MAX_TREE_ROUNDS:
+            return noise_stream.as_contraction()
         return noise_stream.causal()
 
     @property

@@ -10,6 +10,7 @@ import numpy as np
 import scipy.linalg
 
 from fedmf.noise.stream import NoiseStream
+from fedmf.noise.tree import TreeNoise
 
 # Largest norm ||C E|| of the error E of a compressed noise matrix N + E, less than a rounding error
 # of float32. The sensitivity grows by a factor of at most 1 / (1 - ||C E||).
@@ -217,6 +218,25 @@ def with_small_first_states(form: BlockForm) -> BlockForm:
         return first_matrices[b] if b < len(first_matrices) else form.matrix(b)
 
     return dataclasses.replace(form, matrix=matrix)
+
+
+def without_unread_sums(form: BlockForm, trees: TreeNoise) -> BlockForm:
+    """Returns the block form of a tree whose states have only the running sums that later rounds
+    read, which are those of the ones in the binary digits of the next round.
+    """
+    block_bounds = np.array(form.bounds)
+    local_bounds = block_bounds % trees.rounds_per_tree
+    is_read = local_bounds[:, None] >> np.arange(form.width) & 1 == 1
+
+    def matrix(b: int) -> np.ndarray:
+        num_block_rounds = form.bounds[b + 1] - form.bounds[b]
+        block_indices = np.arange(num_block_rounds)
+        rows = np.append(block_indices, num_block_rounds + np.flatnonzero(is_read[b + 1]))
+        columns = np.append(block_indices, num_block_rounds + np.flatnonzero(is_read[b]))
+        return form.matrix(b)[np.ix_(rows, columns)]
+
+    width = int(is_read.sum(axis=1).max())
+    return dataclasses.replace(form, width=width, matrix=matrix)
 
 
 def _compress(N: np.ndarray, bounds: tuple[int, ...], max_width: int) -> BlockForm | None:

@@ -14,6 +14,7 @@ from fedmf.noise.blocks import (
     equal_blocks,
     growing_blocks,
     with_small_first_states,
+    without_unread_sums,
 )
 from fedmf.noise.float32_check import check_float32
 from fedmf.noise.layout import THREADS, TileLayout, longest_block, tile_width, waiting_rows
@@ -177,6 +178,8 @@ def _recurrent(stream: NoiseStream, storage: Storage, compress: bool) -> NoiseSt
                 name="recurrent",
                 reason=f"it has no recurrence of at most {_MAX_COMPRESSED_ROWS} rows",
             )
+        if stream.tree is not None:
+            candidate_form = without_unread_sums(candidate_form, stream.tree)
         candidate_strategies.append(
             _recurrent_blocks(with_small_first_states(candidate_form), length, storage)
         )

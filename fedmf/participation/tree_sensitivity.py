@@ -90,7 +90,7 @@ def squared_counts(trees: BinaryTrees, clients: ClientRounds) -> np.ndarray:
         local_nodes = local_rounds >> level
         is_in_node = local_nodes < trees.level_size(level)
         # Rounds of a client in one node are consecutive entries.
-        node_of_entry = (client_rounds // m) * (m + 1) + local_nodes
+        node_of_entry = (client_rounds // m) * m + local_nodes
         is_first = np.ones(len(client_rounds), bool)
         is_first[1:] = np.diff(node_of_entry) != 0
         is_first[clients.starts] = True
@@ -106,23 +106,31 @@ def pair_counts(trees: BinaryTrees, rounds: np.ndarray) -> np.ndarray:
     """Returns the entries of X = C^T C between the given rounds, float64 (len(rounds),
     len(rounds)): the number of nodes that contain both rounds.
     """
-    return shared_nodes(trees, rounds[:, None], rounds)
-
-
-def shared_nodes(trees: BinaryTrees, rounds: np.ndarray, partners: np.ndarray) -> np.ndarray:
-    """Returns the number of nodes that contain both a round and its partner, float64, in the shape
-    in which both arrays broadcast.
-    """
     m = trees.rounds_per_tree
-    is_same_tree = rounds // m == partners // m
-    local_rounds = rounds % m
-    local_partners = partners % m
-    num_shared = np.zeros(is_same_tree.shape)
+    X = np.zeros((len(rounds), len(rounds)))
     for level in range(trees.num_levels):
-        local_nodes = local_rounds >> level
-        is_same_node = local_nodes == local_partners >> level
-        num_shared += is_same_tree & is_same_node & (local_nodes < trees.level_size(level))
-    return num_shared
+        local_nodes = (rounds % m) >> level
+        node_of_round = (rounds // m) * m + local_nodes
+        is_same_node = node_of_round[:, None] == node_of_round
+        X += is_same_node & (local_nodes < trees.level_size(level))
+    return X
+
+
+def shared_counts(trees: BinaryTrees, partners: np.ndarray) -> np.ndarray:
+    """Returns for every round t the sum of X_ts over the given rounds s, float64 (rounds,)."""
+    m = trees.rounds_per_tree
+    num_trees = trees.num_trees
+    sums = np.zeros((num_trees, m))
+    for level in range(trees.num_levels):
+        local_nodes = (partners % m) >> level
+        num_nodes = trees.level_size(level)
+        is_in_node = local_nodes < num_nodes
+        node_of_partner = ((partners // m) * num_nodes + local_nodes)[is_in_node]
+        partner_counts = np.bincount(node_of_partner, minlength=num_trees * num_nodes)
+        counts_by_node = partner_counts.reshape(num_trees, num_nodes)
+        counts_by_round = np.repeat(counts_by_node, 1 << level, axis=1)[:, :m]
+        sums[:, : counts_by_round.shape[1]] += counts_by_round
+    return sums.ravel()
 
 
 def _sum_of_one_client(trees: BinaryTrees, rounds: np.ndarray) -> float:

@@ -188,8 +188,8 @@ def rate_for_noise(plan: Plan, config: TrainConfig, rmse: float) -> float | None
     Args:
       plan: plan of the run.
       config: config of the run.
-      rmse: error of the plan's mechanism on prefix sums, as `fedmf.rmse` returns it. It takes a
-        minute for a long tree, and is therefore passed.
+      rmse: error of the plan's mechanism on prefix sums, as `fedmf.rmse` returns it. It can take
+        a minute for a long run, and is therefore passed.
     """
     if not plan.noise_multiplier or config.server_optimizer != "sgd":
         return None

@@ -15,7 +15,7 @@ from fedmf.noise.tree import TreeNoise
 from fedmf.participation import separated_tree
 from fedmf.participation.clients import ClientRounds
 from fedmf.participation.schema import Participation
-from fedmf.participation.tree_sensitivity import pair_counts, squared_counts
+from fedmf.participation.tree_sensitivity import pair_counts, shared_counts, squared_counts
 from tests.mechanisms.schemas import epochs, every_round, separated, single
 from tests.oracles import maximal_sets
 
@@ -115,7 +115,10 @@ def test_clients_of_a_record_cost_what_the_matrix_says(
     n = mechanism.rounds
     C = mechanism.encoder()
     X = C.T @ C
-    assert np.array_equal(pair_counts(mechanism.binary_trees(), np.arange(n)), X)
+    trees = mechanism.binary_trees()
+    assert np.array_equal(pair_counts(trees, np.arange(n)), X)
+    later_rounds = np.arange(n // 2, n)
+    assert np.array_equal(shared_counts(trees, later_rounds), X[:, later_rounds].sum(axis=1))
     rng = np.random.default_rng(seed)
     takes_part = rng.random((5, n)) < 0.4
     takes_part[:, rng.integers(n)] = True
@@ -125,7 +128,7 @@ def test_clients_of_a_record_cost_what_the_matrix_says(
     )
     expected = np.einsum("ci,ij,cj->c", takes_part, X, takes_part)
     assert_allclose(ClientSensitivity(mechanism).squared(clients), expected)
-    assert_allclose(squared_counts(mechanism.binary_trees(), clients), expected)
+    assert_allclose(squared_counts(trees, clients), expected)
 
 
 N = 1_000_000

@@ -96,13 +96,13 @@ def test_a_row_is_the_plan_that_its_options_make():
 
 
 def test_a_family_that_memory_cannot_hold_is_left_out_unless_it_is_named(monkeypatch):
-    monkeypatch.setattr(comparison, "DEFAULT_FAMILIES", ("tree", "identity"))
+    monkeypatch.setattr(comparison, "DEFAULT_FAMILIES", ("dense", "identity"))
     options = "--rounds 30000 --min-sep 10000 --cohort-size 2 --population 20000 --epsilon 8"
     printed_values = printed_by(f"fedmf plan compare {options}")
     assert [row["family"] for row in printed_values["rows"]] == ["identity"]
-    assert "the full decoder of this tree would take" in printed_values["left_out"]["tree"]
-    with pytest.raises(checks.TooLargeForMemory, match="the full decoder of this tree"):
-        compared_rows(["identity", "tree"], (8.0,), rounds=30_000, min_sep=10_000, cohort_size=2)
+    assert "the fit of family='dense' would take" in printed_values["left_out"]["dense"]
+    with pytest.raises(checks.TooLargeForMemory, match="the fit of family='dense'"):
+        compared_rows(["identity", "dense"], (8.0,), rounds=30_000, min_sep=10_000, cohort_size=2)
 
 
 def test_a_scheme_whose_search_of_bands_has_no_room_is_refused_at_once(monkeypatch):
