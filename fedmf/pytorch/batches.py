@@ -18,8 +18,8 @@ def as_tensors(examples: Examples, device: torch.device) -> Examples:
 
     def copied_tensor(array: np.ndarray) -> torch.Tensor:
         # PyTorch takes no negative strides and no other byte order than the machine's.
-        native_array = array.astype(array.dtype.newbyteorder("="), order="C", copy=False)
-        return torch.tensor(native_array, device=device)
+        native_array = np.array(array, dtype=array.dtype.newbyteorder("="), order="C")
+        return torch.from_numpy(native_array).to(device)
 
     def label_tensor(array: np.ndarray) -> torch.Tensor:
         tensor = copied_tensor(array)

@@ -219,6 +219,11 @@ def _check_layers(task_name: str, module: torch.nn.Module) -> None:
     """
     for name, layer in module.named_modules():
         layer_text = f"layer {name!r} ({type(layer).__name__}) of task {task_name!r}"
+        if type(layer).__name__ == "OptimizedModule":
+            raise ValueError(
+                f"{layer_text} is compiled by torch.compile, and each client trains in a copy: "
+                "leave out torch.compile"
+            )
         if not layer.training:
             continue
         if isinstance(layer, torch.nn.modules.batchnorm._BatchNorm):

@@ -415,11 +415,14 @@ def test_arrays_may_be_reversed_or_of_another_byte_order(kind):
     x, y = small_models.examples_of(small_models.perceptron, np.random.default_rng(5))
     settings = small_models.config()
     sums = []
-    for arrays in ((x, y), (x[::-1].copy()[::-1].astype(">f4"), y.astype(">i8"))):
+    reversed_arrays = (x[::-1].copy()[::-1], y[::-1].copy()[::-1])
+    swapped_arrays = (x.astype(">f4"), y.astype(">i8"))
+    for arrays in ((x, y), reversed_arrays, swapped_arrays):
         task = small_models.task(x=arrays[0], y=arrays[1], validation=arrays, test=arrays)
         work, sent = work_of(task, settings)
         sums.append(sums_of(work, sent, clients_of(task, settings)))
-    assert sums[0] == sums[1]
+        task.learner.check(task, settings)
+    assert sums[0] == sums[1] == sums[2]
 
 
 def cast_by_hand(x, weight, bias):

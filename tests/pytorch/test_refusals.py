@@ -251,6 +251,7 @@ REFUSED = {
     "a layer without copies": (
         lambda: nn.Sequential(WithoutCopy(4, 3)), "is not copied by copy.deepcopy"
     ),
+    "a compiled model": (lambda: torch.compile(nn.Linear(4, 3)), "leave out torch.compile"),
     "no copies": (with_weight_norm, "cannot be copied.*parametrizations"),
     "random weights": (other_weights, "other weights for the same seed"),
     "one output for all": (MeanOfBatch, "first axis counts examples"),
