@@ -275,12 +275,21 @@ def task_of_run(
         )
     if data is None or run_task.data_version == run.data_version:
         return run_task
-    old_options = _task_options(config.task or DEFAULT, config)
-    if not hasattr(old_options, "on_data"):
+    mapped_config = config_on_data(config, data)
+    if mapped_config == data_config:
         return run_task
-    option_values = dataclasses.asdict(old_options.on_data(data))
-    config = dataclasses.replace(config, data=option_values.pop("data"), task_options=option_values)
-    return task_from_config(config, progress=progress)
+    return task_from_config(mapped_config, progress=progress)
+
+
+def config_on_data(config: "TrainConfig", data: str) -> "TrainConfig":
+    """Returns the configuration of the same task on another data file, in which words and classes
+    keep the ids that they have for the present file.
+    """
+    task_options = _task_options(_name_of_task(config), config)
+    if not hasattr(task_options, "on_data"):
+        return dataclasses.replace(config, data=data)
+    option_values = dataclasses.asdict(task_options.on_data(data))
+    return dataclasses.replace(config, data=option_values.pop("data"), task_options=option_values)
 
 
 def _spelled(option: str) -> str:

@@ -10,12 +10,13 @@ from fedmf.cli.compare import compare
 from fedmf.cli.errors import Command, Group, arguments_checked
 from fedmf.cli.options import json_option, plan_config, plan_options, show
 from fedmf.cli.participation import participation
+from fedmf.cli.settings import settings
 from fedmf.cli.values import COUNT, EXISTING_FILE, Gigabytes
 
 
 @click.group(cls=Group)
 def plan() -> None:
-    """Answer questions before training (who, bands, rate, noise).
+    """Answer questions before training (settings, who, bands, rate, noise).
 
     \b
     Example:
@@ -136,5 +137,5 @@ def noise(mechanism_file: pathlib.Path, parameters: int, memory: int | None, as_
     )
 
 
-for command in (participation, bands, learning_rate, noise, compare):
+for command in (settings, participation, bands, learning_rate, noise, compare):
     plan.add_command(command)
