@@ -31,8 +31,12 @@ MOMENTUM = 0.9
 _PROBE_CLIENTS = 10
 _PROBE_ROUNDS = 10
 _CLIENT_RATES = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
-# Most server rates that are tried, each in a simulated run.
-_MOST_SERVER_RATES = 7
+# The client rate is this share of the rate that is best for one batch. A client with many batches
+# trains stably with it, and for a clipped update of one batch the rate makes no difference.
+_STABLE_SHARE = 0.1
+# First of the server rates that are tried (see `_server_rate`), and most moves of the search.
+_FIRST_STEP = 1
+_MOST_STEPS = 6
 _QUANTILE = 0.1
 _SEED = 0
 
@@ -86,7 +90,7 @@ def first_settings(
     return FirstSettings(config=config, reasons=reasons | measured_reasons)
 
 
-def _sizes(num_clients: int) -> dict[str, int]:
+def _sizes(num_clients: int) -> dict[str, Any]:
     """Returns cohort size, separation and rounds for a number of training clients.
 
     A cohort is twice as large as the separation, and their product is the number of clients.
@@ -233,9 +237,10 @@ class _Simulation:
         server_rate = min(loss_by_rate, key=loss_by_rate.__getitem__)
         tried_text = ", ".join(f"{rate:g}" for rate in sorted(loss_by_rate))
         reasons = {
-            "client_learning_rate": f"of {len(_CLIENT_RATES)} rates the one with the least loss "
-            f"after {_PROBE_ROUNDS} rounds of {_PROBE_CLIENTS} simulated clients without noise, "
-            f"who hold examples of {self._source}",
+            "client_learning_rate": f"{_STABLE_SHARE} times the one of {len(_CLIENT_RATES)} rates "
+            f"with the least loss after {_PROBE_ROUNDS} rounds of {_PROBE_CLIENTS} simulated "
+            f"clients without noise, who hold a batch each of {self._source}; clients with many "
+            "batches train stably with it",
             "clip_norm": f"the {_QUANTILE:.0%} quantile of the norms of updates of clients who "
             f"hold examples of {self._source}: no norm of a training client was read",
             "server_learning_rate": f"of {tried_text} the rate with the least loss at the end of a "
@@ -264,28 +269,38 @@ class _Simulation:
         return float(f"{clip_norm:.2g}")
 
     def _searched_server_rates(self) -> dict[float, float]:
-        """Returns the losses of simulated runs by server rate. The search starts at 1, and moves in
-        the direction of the smaller loss until the loss rises.
+        """Returns the losses of simulated runs by server rate. The search moves to a neighbouring
+        rate as long as the loss there is smaller.
         """
         loss_by_step: dict[int, float] = {}
-        step = 0
-        while len(loss_by_step) < _MOST_SERVER_RATES:
-            new_steps = [i for i in (step, step - 1, step + 1) if i not in loss_by_step]
-            if not new_steps:
-                break
-            for new_step in new_steps:
-                loss_by_step[new_step] = self._loss_of_run(_server_rate(new_step))
+
+        def loss_at(step: int) -> float:
+            if step not in loss_by_step:
+                loss_by_step[step] = self._loss_of_run(_server_rate(step))
                 self._bar.update()
-            step = min(loss_by_step, key=loss_by_step.__getitem__)
+            return loss_by_step[step]
+
+        best_step = _FIRST_STEP
+        for _ in range(_MOST_STEPS):
+            better_steps = (
+                step
+                for step in (best_step - 1, best_step + 1)
+                if loss_at(step) < loss_at(best_step)
+            )
+            next_step = next(better_steps, None)
+            if next_step is None:
+                break
+            best_step = next_step
         return {_server_rate(step): loss for step, loss in loss_by_step.items()}
 
     def _client_rate(self) -> float:
-        """Returns the client rate with the least loss after some rounds without noise."""
+        """Returns a share of the rate with the least loss after some rounds without noise."""
         loss_by_rate = {}
         for rate in _CLIENT_RATES:
             loss_by_rate[rate] = self._loss_without_noise(rate)
             self._bar.update()
-        return min(_CLIENT_RATES, key=loss_by_rate.__getitem__)
+        best_rate = min(_CLIENT_RATES, key=loss_by_rate.__getitem__)
+        return float(f"{_STABLE_SHARE * best_rate:.1g}")
 
     def _loss_without_noise(self, rate: float) -> float:
         """Returns the loss after some rounds in which the model moves by the mean update of some
@@ -315,10 +330,10 @@ class _Simulation:
         update in one batch is its gradient times the client rate.
         """
         client_params = ClientParams(clip_norm=math.inf, zeroing_norm=math.inf, scales=[])
-        first_client = t * _PROBE_CLIENTS
+        num_clients = len(self._task.client_ids)
         groups = [
-            [client_data(self._task, self._gradient_config, t, first_client + i)]
-            for i in range(_PROBE_CLIENTS)
+            [client_data(self._task, self._gradient_config, t, client % num_clients)]
+            for client in range(t * _PROBE_CLIENTS, (t + 1) * _PROBE_CLIENTS)
         ]
         sent = Broadcast(weights, client_params)
         return [group_sum.values for group_sum in sums_of_copies(self._client_work, sent, groups)]
@@ -342,7 +357,8 @@ class _Simulation:
                 )
             except DivergedRun:
                 return math.inf
-        loss = run.result["validation"]["loss"]
+        assert run.result is not None
+        loss: float = run.result["validation"]["loss"]
         return loss if math.isfinite(loss) else math.inf
 
 

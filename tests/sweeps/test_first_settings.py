@@ -28,6 +28,12 @@ def task_of(**changes):
     return dataclasses.replace(task, **(attributes | changes))
 
 
+def with_others(task):
+    """Returns a task after declaring that no training client is in its validation split."""
+    object.__setattr__(task, "validation_clients", "others")
+    return task
+
+
 @pytest.fixture
 def simulated_rates(monkeypatch):
     """Replaces simulated runs by a loss that is least at the server rate 0.1, and infinite above
@@ -58,7 +64,7 @@ def test_few_clients_are_refused():
 
 def test_rates_are_measured_on_the_validation_split_of_others(simulated_rates):
     """No training client's examples are read."""
-    proposal = first_settings(task_of(validation_clients="others"), CONFIG, progress=False)
+    proposal = first_settings(with_others(task_of()), CONFIG, progress=False)
     config = proposal.config
     assert (config.server_learning_rate, config.clip_quantile) == (0.1, None)
     assert sorted(simulated_rates) == [0.03, 0.1, 0.3, 1.0, 3.0]
@@ -88,7 +94,7 @@ def test_public_clients_replace_the_validation_split(simulated_rates):
     for factor in (1, 10):
         x = factor * numpy_task.X
         public = numpy_task.linear_task(x=x, validation=(x[:40], numpy_task.Y[:40]))
-        task = task_of(evaluation_examples=unreadable, validation_clients="others")
+        task = with_others(task_of(evaluation_examples=unreadable))
         proposal = first_settings(task, CONFIG, public_task=public, progress=False)
         norms.append(proposal.config.clip_norm / proposal.config.client_learning_rate)
         assert "20 clients of the public data" in proposal.reasons["clip_norm"]
@@ -96,7 +102,7 @@ def test_public_clients_replace_the_validation_split(simulated_rates):
 
 
 def test_the_command_makes_the_proposed_config(simulated_rates):
-    proposal = first_settings(task_of(validation_clients="others"), CONFIG, progress=False)
+    proposal = first_settings(with_others(task_of()), CONFIG, progress=False)
     words = shlex.split(proposal.command())
     assert words[:2] == ["fedmf", "train"]
     flag_values = dict(zip(words[2::2], words[3::2], strict=True))
@@ -110,9 +116,7 @@ def test_the_command_makes_the_proposed_config(simulated_rates):
 
 def test_proposed_settings_learn(tmp_path):
     """The slopes of the linear model are found up to the noise, in ten times its final loss."""
-    task = dataclasses.replace(
-        numpy_task.linear_task(client_ids=np.arange(160) // 4), validation_clients="others"
-    )
+    task = with_others(numpy_task.linear_task(client_ids=np.arange(160) // 4))
     proposal = first_settings(task, dataclasses.replace(CONFIG, epsilon=50.0), progress=False)
     run = fedmf.training.train(
         task, proposal.config, folder=tmp_path / "run", noise_seed="os", progress=False
