@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from fedmf.cli.errors import arguments_checked, in_option_names
+from fedmf.cli.errors import arguments_checked
 from fedmf.cli.options import (
     TaskCommand,
     chosen_options,
@@ -73,5 +73,5 @@ def settings(
         show({"settings": setting_by_name, "command": proposal.command()}, as_json)
         return
     for name, reason in proposal.reasons.items():
-        click.echo(in_option_names(f"--{name.replace('_', '-')} {values[name]}: {reason}"))
+        click.echo(f"--{name.replace('_', '-')} {values[name]}: {reason}")
     click.echo(f"\n{proposal.command()}")

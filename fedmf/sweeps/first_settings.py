@@ -134,7 +134,7 @@ def _rules_of_thumb() -> tuple[dict[str, Any], dict[str, str]]:
         "server_learning_rate": 0.5,
     }
     reasons = {
-        "clip_norm": "of the first rounds; it then follows `clip_quantile`",
+        "clip_norm": "of the first rounds; afterwards it follows the private quantile",
         "clip_quantile": "the median of the updates' norms, a private quantile whose cost is part "
         "of epsilon: there are no public data on which to measure a clip norm",
         "clip_every": "finds the median within the rounds of a small run",
