@@ -324,9 +324,13 @@ class _LabelledRows:
             numbers = self.db.execute(
                 f"SELECT {name} FROM examples WHERE split = 'train' ORDER BY client, number"
             ).fetchnumpy()[name]
-            is_constant = numbers.min() == numbers.max()
-            means.append(float(numbers[0] if is_constant else numbers.mean()))
-            deviations.append(0.0 if is_constant else float(numbers.std()))
+            if numbers.min() == numbers.max():
+                # Rounding would give equal numbers another mean, and a deviation above 0.
+                means.append(float(numbers[0]))
+                deviations.append(0.0)
+            else:
+                means.append(float(numbers.mean()))
+                deviations.append(float(numbers.std()))
         columns = self.options.numbers or [self.options.text_column]
         return ImportRecord(
             columns=columns,

@@ -24,7 +24,8 @@ def build_task(o: ClassificationOptions) -> Task:
     """
     file = open_file(o.data)
     record = ImportRecord.read(file)
-    model = o.model or ("pooled-text" if record.is_text else "logistic")
+    default_model = "pooled-text" if record.is_text else "logistic"
+    model = o.model or default_model
     if record.is_text != (model == "pooled-text"):
         kind_text = (
             "a text: use pooled-text" if record.is_text else "numbers: use logistic or dense"
