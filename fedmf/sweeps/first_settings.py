@@ -71,7 +71,8 @@ def first_settings(
       progress: show a progress bar.
 
     Raises:
-      ValueError: too few training clients, or the measuring data are too few.
+      ValueError: there are fewer than 20 training clients, all gradients are 0, or all simulated
+        runs diverge.
     """
     num_clients = len(task.client_ids)
     sizes = _sizes(num_clients)
@@ -235,6 +236,11 @@ class _Simulation:
         )
         loss_by_rate = self._searched_server_rates()
         server_rate = min(loss_by_rate, key=loss_by_rate.__getitem__)
+        if not math.isfinite(loss_by_rate[server_rate]):
+            raise ValueError(
+                f"simulated runs diverged with all of {len(loss_by_rate)} server rates: use a "
+                f"larger epsilon than {self._config.epsilon}, or a smaller model"
+            )
         tried_text = ", ".join(f"{rate:g}" for rate in sorted(loss_by_rate))
         reasons = {
             "client_learning_rate": f"{_STABLE_SHARE} times the one of {len(_CLIENT_RATES)} rates "
@@ -285,7 +291,8 @@ class _Simulation:
             better_steps = (
                 step
                 for step in (best_step - 1, best_step + 1)
-                if loss_at(step) < loss_at(best_step)
+                # Of equal losses, such as those of diverged runs, the smaller rate is better.
+                if (loss_at(step), step) < (loss_at(best_step), best_step)
             )
             next_step = next(better_steps, None)
             if next_step is None:

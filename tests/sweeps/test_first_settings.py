@@ -67,11 +67,11 @@ def test_rates_are_measured_on_the_validation_split_of_others(simulated_rates):
     proposal = first_settings(with_others(task_of()), CONFIG, progress=False)
     config = proposal.config
     assert (config.server_learning_rate, config.clip_quantile) == (0.1, None)
-    assert sorted(simulated_rates) == [0.03, 0.1, 0.3, 1.0, 3.0]
+    assert simulated_rates == [1.0, 3.0, 0.3, 0.1, 0.03]
     assert "the validation split" in proposal.reasons["clip_norm"]
     # The gradient of half the mean squared error has the norm of its error, which the features
-    # hardly change; the best rate of a step is then about 1.
-    assert config.client_learning_rate in (0.3, 1.0)
+    # hardly change; the best rate of a step is then about 1, and the client rate is a tenth.
+    assert config.client_learning_rate in (0.03, 0.1)
     x, y = numpy_task.linear_task().split("validation")
     slopes = numpy_task.initial_weights(config.seed)[0]
     gradients = (x @ slopes - y)[:, None] * np.hstack([x, np.ones((len(x), 1))])
@@ -99,6 +99,14 @@ def test_public_clients_replace_the_validation_split(simulated_rates):
         norms.append(proposal.config.clip_norm / proposal.config.client_learning_rate)
         assert "20 clients of the public data" in proposal.reasons["clip_norm"]
     assert norms[1] > 5 * norms[0]
+
+
+def test_settings_of_a_plan_with_which_every_run_diverges_are_refused(monkeypatch):
+    monkeypatch.setattr(
+        settings_module._Simulation, "_loss_of_run", lambda simulation, rate: math.inf
+    )
+    with refusal("simulated runs diverged with all of"):
+        first_settings(with_others(task_of()), CONFIG, progress=False)
 
 
 def test_the_command_makes_the_proposed_config(simulated_rates):
