@@ -13,12 +13,13 @@ the very runs that are shown.
 """
 
 import pathlib
-import statistics
 import tempfile
 from collections.abc import Sequence
 from typing import Any
 
 import click
+
+from fedmf.intervals import student_interval
 
 SGD = "server_optimizer=sgd"
 # Rates of the server: of SGD, and of optimizers that divide by the second moment.
@@ -77,13 +78,10 @@ def pairs(text: str) -> dict[str, Any]:
 
 def interval(values: Sequence[float]) -> str:
     """The mean and the 95% interval of normal values."""
-    import scipy.stats
-
-    mean, count = statistics.fmean(values), len(values)
-    if count == 1:
-        return f"{mean:+.4f}"
-    reach = scipy.stats.t.ppf(0.975, count - 1) * statistics.stdev(values) / count**0.5
-    return f"{mean:+.4f} ({mean - reach:+.4f} to {mean + reach:+.4f})"
+    if len(values) == 1:
+        return f"{values[0]:+.4f}"
+    mean, low, high = student_interval(values)
+    return f"{mean:+.4f} ({low:+.4f} to {high:+.4f})"
 
 
 @click.command()

@@ -18,11 +18,13 @@ from matplotlib.axes import Axes
 
 from fedmf import tasks
 from fedmf.files import make_folder, write_atomically
+from fedmf.intervals import mean_interval
 from fedmf.mechanisms.error import rmse
 from fedmf.privacy.learning_rate import SLOPE
 from fedmf.reports import write_report
 from fedmf.reports.canvas import INK, canvas
 from fedmf.reports.groups import RunGroup, group_runs
+from fedmf.reports.seeds import LEVEL, ONE_SEED
 from fedmf.reports.text import aligned
 from fedmf.runs.config import TrainConfig
 from fedmf.runs.folder import Run
@@ -120,6 +122,8 @@ def run_demo(out: pathlib.Path, *, seeds: Sequence[int], epsilon: float) -> dict
     """
     from fedmf.tasks.stackoverflow import write_synthetic_corpus
 
+    # A seed that is given twice is one seed, and no interval.
+    seeds = tuple(dict.fromkeys(seeds))
     start_time = time.perf_counter()
     try:
         make_folder(out)
@@ -169,7 +173,15 @@ def run_demo(out: pathlib.Path, *, seeds: Sequence[int], epsilon: float) -> dict
 def _table(runs: dict[str, list[Run]], accuracy: dict[str, list[float]]) -> list[str]:
     """Returns the lines of the table that is printed, with one line for each family."""
     table_rows = [
-        ["mechanism", "epsilon", "rmse", "rate", "validation accuracy, one column a seed"]
+        [
+            "mechanism",
+            "epsilon",
+            "rmse",
+            "rate",
+            "validation accuracy",
+            f"{LEVEL} interval",
+            "by seed",
+        ]
     ]
     for family, family_runs in runs.items():
         first_run = family_runs[0]
@@ -177,7 +189,11 @@ def _table(runs: dict[str, list[Run]], accuracy: dict[str, list[float]]) -> list
         if family != "none":
             row_texts[1] = f"{first_run.plan['epsilon']:.2f}"
             row_texts[2] = f"{first_run.plan['rmse']:.2f}"
-        row_texts.append("  ".join(f"{value:.4f}" for value in accuracy[family]))
+        accuracies = accuracy[family]
+        row_texts.append(f"{sum(accuracies) / len(accuracies):.4f}")
+        interval = mean_interval(accuracies)
+        row_texts.append("-" if interval is None else f"{interval.low:.4f} to {interval.high:.4f}")
+        row_texts.append("  ".join(f"{value:.4f}" for value in accuracies))
         table_rows.append(row_texts)
     return aligned(table_rows)
 
@@ -214,7 +230,10 @@ def demo_picture(runs: Sequence[Run]) -> bytes:
             _draw_bar(ax, row, group)
         ax.set_yticks(range(len(ordered_groups)), [group.label for group in ordered_groups])
         ax.grid(axis="y", visible=False)
-        ax.set(xlabel="validation accuracy in percent (bar: mean, points: seeds)", xlim=(0, None))
+        seeds_text = ONE_SEED
+        if len(ordered_groups[0].runs) > 1:
+            seeds_text = f"bar: mean, line: its {LEVEL} interval, points: seeds"
+        ax.set(xlabel=f"validation accuracy in percent ({seeds_text})", xlim=(0, None))
         ax.set_title(
             f"Next-word prediction, epsilon {first_config.epsilon:g}: {first_config.rounds} rounds "
             f"of {first_config.cohort_size} clients"
@@ -223,16 +242,21 @@ def demo_picture(runs: Sequence[Run]) -> bytes:
 
 
 def _draw_bar(ax: Axes, row: int, group: RunGroup) -> None:
-    """Draws the bar of one mechanism and the points of its runs."""
+    """Draws the bar of one mechanism, the interval of its mean and the points of its runs."""
     accuracies = [100 * validation_of(run) for run in group.runs]
     mean_accuracy = sum(accuracies) / len(accuracies)
     ax.barh(row, mean_accuracy, height=0.6, color=group.color)
     ax.plot(
         accuracies, [row] * len(accuracies), "o", color=INK, markersize=4, markeredgecolor="white"
     )
+    label_position = max(accuracies)
+    interval = mean_interval(accuracies)
+    if interval is not None:
+        ax.hlines(row, interval.low, interval.high, color=INK, linewidth=1.2)
+        label_position = max(label_position, interval.high)
     ax.annotate(
         f"{mean_accuracy:.1f}",
-        (max(accuracies), row),
+        (label_position, row),
         xytext=(7, -3.5),
         textcoords="offset points",
         fontsize=9,

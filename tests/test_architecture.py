@@ -17,6 +17,7 @@ FLOORS = [
         "checks",
         "files",
         "identifiers",
+        "intervals",
         "matplotlib_import",
         "nest",
         "numpy_errors",

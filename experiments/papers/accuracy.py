@@ -5,48 +5,17 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import scipy.stats
 
 from fedmf.experiments.papers.clause import Clause
 from fedmf.experiments.papers.drawing import Line, Lines
 from fedmf.experiments.papers.item import Outcome, Request
 from fedmf.experiments.papers.study import Score, finished
 from fedmf.experiments.papers.study_grid import TUNING_SEED, Study
+from fedmf.intervals import bootstrap_interval
 from fedmf.reports.groups import final_metric, validation_curve
 from fedmf.reports.text import plain
 from fedmf.runs.folder import Run
 from fedmf.sweeps.results import validation_of
-
-_RESAMPLES = 4000
-LEVEL = 0.95
-
-
-def interval(values: Sequence[float] | np.ndarray) -> tuple[float, float, float]:
-    """Returns the mean of `values`, and a bootstrap interval for the mean with confidence
-    `LEVEL`.
-
-    The ends of the interval are percentiles of resampled means. For few values the percentiles are
-    expanded to those at which a normal interval would be as wide as Student's (Hesterberg 2015,
-    "What teachers should know about the bootstrap"). The interval of 6 normal values lies above the
-    true mean in 3% of cases, that of 4 values in 7%. For a single value all three numbers are that
-    value.
-
-    Returns:
-      Mean, low end, high end.
-    """
-    x = np.asarray(values, float)
-    num_values = len(x)
-    tail_probability = 0.0
-    if num_values > 1:
-        t_quantile = scipy.stats.t.ppf((1 + LEVEL) / 2, num_values - 1)
-        tail_probability = scipy.stats.norm.cdf(
-            -math.sqrt(num_values / (num_values - 1)) * t_quantile
-        )
-    resampled_means = x[
-        np.random.default_rng(0).integers(0, num_values, (_RESAMPLES, num_values))
-    ].mean(1)
-    low, high = np.quantile(resampled_means, [tail_probability, 1 - tail_probability])
-    return float(x.mean()), float(low), float(high)
 
 
 def judged(scores: Sequence[Score], clauses: Sequence[Clause]) -> Outcome:
@@ -68,7 +37,7 @@ def row(score: Score) -> dict[str, Any]:
     finite_validations = [value for value in final_values if value is not None]
     test_std = test_accuracies.std(ddof=1) if len(test_accuracies) > 1 else 0.0
     validation_mean = np.mean(finite_validations) if finite_validations else math.nan
-    mean, low, high = interval(test_accuracies)
+    mean, low, high = bootstrap_interval(test_accuracies)
     return {
         "line": score.line,
         "epsilon": score.epsilon,
@@ -172,7 +141,7 @@ def over_epsilon(scores: Sequence[Score]) -> list[Lines]:
     for line in dict.fromkeys(s.line for s in scores):
         line_scores = [score for score in scores if score.line == line]
         line_scores.sort(key=lambda score: score.epsilon)
-        intervals = np.array([interval(score.test) for score in line_scores]).T
+        intervals = np.array([bootstrap_interval(score.test) for score in line_scores]).T
         line_by_name[line] = Line([score.epsilon for score in line_scores], *intervals)
     epsilon_ticks = sorted({round(s.epsilon, 2) for s in scores if math.isfinite(s.epsilon)})
     return [
@@ -183,7 +152,7 @@ def over_epsilon(scores: Sequence[Score]) -> list[Lines]:
 def levels(scores: Sequence[Score]) -> list[Lines]:
     """Plots the accuracy of each line as a point with its interval."""
     point_by_line = {
-        s.line: Line([i], *np.array([interval(s.test)]).T) for i, s in enumerate(scores)
+        s.line: Line([i], *np.array([bootstrap_interval(s.test)]).T) for i, s in enumerate(scores)
     }
     epsilons = dict.fromkeys(f"epsilon {plain(s.epsilon)}" for s in scores if s.epsilon < math.inf)
     return [
@@ -222,7 +191,7 @@ def by_round(
                 table_rows.append((*setting, int(t), float(value)))
         validated_rounds = curves[0][0]
         values_by_round = np.array([values for _, values in curves]).T
-        intervals = np.array([interval(values) for values in values_by_round])
+        intervals = np.array([bootstrap_interval(values) for values in values_by_round])
         accuracy_line = Line(
             validated_rounds[validated_rounds >= first], *intervals[validated_rounds >= first].T
         )

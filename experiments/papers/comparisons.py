@@ -3,7 +3,8 @@
 Runs of the same seed have the same initial model, cohorts and order of examples, and independent
 noise. A clause says that a quantity is positive, such as the lead of one line over another at one
 epsilon. It is reproduced if the 95% interval of the quantity over seeds lies above 0, contradicted
-if the interval lies below 0, and inconclusive otherwise.
+if the interval lies below 0, and inconclusive otherwise. It is Student's interval and not the
+bootstrap's of the figures, because the latter misses more often for few seeds.
 """
 
 import math
@@ -11,12 +12,11 @@ import operator
 from collections.abc import Iterable, Sequence
 
 import numpy as np
-import scipy.stats
 
 from fedmf.experiments.papers import clause
-from fedmf.experiments.papers.accuracy import LEVEL
 from fedmf.experiments.papers.clause import Clause
 from fedmf.experiments.papers.study import Score
+from fedmf.intervals import student_interval
 from fedmf.reports.groups import final_metric
 from fedmf.runs.folder import Run
 
@@ -26,22 +26,6 @@ SAME_RUNS = "The best settings of both lines are the same mechanism and rates, s
 # A line is as accurate as the best one if it loses at most this share of the lead of the best line
 # over the worst one. The papers' words for this have no number.
 MATCHING_SHARE = 0.25
-
-
-def paired_interval(values: Sequence[float] | np.ndarray) -> tuple[float, float, float]:
-    """Returns the mean of some values, and Student's interval for the mean with confidence `LEVEL`.
-
-    If the values are normal, the interval of any number of values lies above the true mean in 2.5%
-    of cases, and below it in as many. The bootstrap intervals of the figures do so in 3% of cases
-    for 6 values and in 7% for 4, so that no verdict rests on them.
-
-    Returns:
-      Mean, low end, high end.
-    """
-    x = np.asarray(values, float)
-    mean = float(x.mean())
-    half_width = scipy.stats.t.ppf((1 + LEVEL) / 2, len(x) - 1) * scipy.stats.sem(x)
-    return mean, mean - float(half_width), mean + float(half_width)
 
 
 def judge(
@@ -56,7 +40,7 @@ def judge(
     """
     if len(values) < 2:
         return clause.not_judged(text, ONE_SEED)
-    mean, low, high = (scale * x for x in paired_interval(values))
+    mean, low, high = (scale * x for x in student_interval(values))
     mean_text = f"{mean:+.1f} {unit}".rstrip()
     evidence = f"{mean_text}, 95% interval {low:.1f} to {high:.1f}, {len(values)} seeds"
     return clause.from_interval(text, low=low, high=high, evidence=evidence)

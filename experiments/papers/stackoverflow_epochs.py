@@ -20,6 +20,7 @@ from fedmf.experiments.papers.item import Outcome
 from fedmf.experiments.papers.printed_accuracies import beside_printed
 from fedmf.experiments.papers.stackoverflow_sizes import Size
 from fedmf.experiments.papers.study import Score, trained
+from fedmf.intervals import CONFIDENCE, bootstrap_interval
 from fedmf.reports.groups import final_metric
 from fedmf.reports.text import plain
 from fedmf.runs.folder import Run
@@ -161,7 +162,7 @@ def figure_12(scores: Sequence[Score], size: Size) -> Outcome:
             table_rows.append(
                 (score.line, score.epsilon, rate, len(values), float(np.mean(values)))
             )
-        intervals = np.array([accuracy.interval(values) for values in accuracies.values()]).T
+        intervals = np.array([bootstrap_interval(values) for values in accuracies.values()]).T
         accuracy_line = Line(list(accuracies), *intervals)
         series.setdefault(score.epsilon, {})[score.line] = accuracy_line
     epsilon_panels = [
@@ -310,7 +311,7 @@ def table_2(scores: Sequence[Score], size: Size) -> Outcome:
         share_by_label[label] = Line([i], [num_line_diverged / len(s.runs)])
         num_diverged += num_line_diverged
     num_runs = sum(len(s.runs) for s in scores)
-    diverged_interval = scipy.stats.binomtest(num_diverged, num_runs).proportion_ci(accuracy.LEVEL)
+    diverged_interval = scipy.stats.binomtest(num_diverged, num_runs).proportion_ci(CONFIDENCE)
     with_zeroing = clause.from_interval(
         "With zeroing most runs converge",
         low=0.5 - diverged_interval.high,

@@ -8,19 +8,18 @@ a cohort.
 
 import dataclasses
 import functools
-import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
-import scipy.stats
 
 from fedmf import checks, fields
 from fedmf.cohorts.availability import Availability
 from fedmf.cohorts.controller import ParticipationController
 from fedmf.cohorts.devices import DeviceBehavior
 from fedmf.cohorts.draws import PoolRanDryWarning
+from fedmf.intervals import student_interval
 from fedmf.mechanisms.budget import Budget, spending_histogram
 from fedmf.mechanisms.client_sensitivity import ClientSensitivity
 from fedmf.participation.schema import Participation
@@ -37,7 +36,6 @@ _MAX_ROUNDS = 10_000_000
 _HINT = "use at most the cohort size, or leave it out"
 # `largest_min_sep` reports its progress after this many rounds.
 _PROGRESS_ROUNDS = 100
-CONFIDENCE = 0.95
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -380,20 +378,9 @@ def compare_schemas(
     min_sep_means = np.array([run["mean_participations"] for run in min_sep_runs])
     budget_means = np.array([run["mean_participations"] for run in budget_runs])
     return {
-        "participations_min_sep": _confidence_interval(min_sep_means),
-        "participations_budget": _confidence_interval(budget_means),
-        "participations_gained": _confidence_interval(budget_means - min_sep_means),
+        "participations_min_sep": list(student_interval(min_sep_means)),
+        "participations_budget": list(student_interval(budget_means)),
+        "participations_gained": list(student_interval(budget_means - min_sep_means)),
         "dry_rounds_min_sep": float(np.mean([run["dry_rounds"] for run in min_sep_runs])),
         "dry_rounds_budget": float(np.mean([run["dry_rounds"] for run in budget_runs])),
     }
-
-
-def _confidence_interval(values: np.ndarray) -> list[float]:
-    """Returns [mean, low, high], where low and high are the ends of the mean's confidence interval
-    by Student's t distribution.
-    """
-    num_values = len(values)
-    mean = float(values.mean())
-    t_quantile = scipy.stats.t.ppf((1 + CONFIDENCE) / 2, num_values - 1)
-    half_width = float(t_quantile * values.std(ddof=1) / math.sqrt(num_values))
-    return [mean, mean - half_width, mean + half_width]

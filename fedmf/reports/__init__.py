@@ -18,7 +18,16 @@ from fedmf.numpy_errors import with_numpy_defaults
 from fedmf.privacy.rounding import up
 from fedmf.reports import client_plots, metric_plots, noise_plots, tables
 from fedmf.reports.canvas import Plot
-from fedmf.reports.groups import RunGroup, final_metric, group_runs, simulation_note, unfinished
+from fedmf.reports.differences import BestSettings, differences_table
+from fedmf.reports.groups import (
+    RunGroup,
+    final_by_seed,
+    final_mean,
+    group_runs,
+    simulation_note,
+    unfinished,
+)
+from fedmf.reports.seeds import interval_in_words
 from fedmf.reports.text import (
     join,
     metric_name,
@@ -61,6 +70,20 @@ def write_report(
       TypeError: runs holds something else.
       ValueError: runs is empty or of different tasks, or the folder cannot be written to.
     """
+    return write_report_of_best(runs, folder, title=title, best=None)
+
+
+def write_report_of_best(
+    runs: Sequence[Run],
+    folder: str | os.PathLike[str],
+    *,
+    title: str,
+    best: BestSettings | None,
+) -> pathlib.Path:
+    """Writes a report as `write_report` does, in which the best settings of a sweep are compared.
+
+    Without them, each mechanism is compared at its best rates by the last validation.
+    """
     runs = list(runs)
     _check(runs)
     folder = expanded(folder)
@@ -76,7 +99,9 @@ def write_report(
         "participation": client_plots.participation_plot(runs),
         "spending": client_plots.spending_plot(runs),
     }
-    report_html = _render(runs, groups, plot_by_name, title)
+    report_html = _render(
+        runs, groups, plot_by_name, title=title, differences=differences_table(groups, best)
+    )
     try:
         make_folder(folder / "plots")
         for name, plot in plot_by_name.items():
@@ -117,7 +142,12 @@ def _check(runs: list[Run]) -> None:
 
 
 def _render(
-    runs: list[Run], groups: list[RunGroup], plot_by_name: dict[str, Plot | None], title: str
+    runs: list[Run],
+    groups: list[RunGroup],
+    plot_by_name: dict[str, Plot | None],
+    *,
+    title: str,
+    differences: tables.Table | None,
 ) -> str:
     """Renders the HTML of a report from its runs and plots."""
     template_environment = jinja2.Environment(
@@ -144,6 +174,7 @@ def _render(
         plots=plot_by_name,
         clipping_note=metric_plots.clipping_note(groups),
         results=tables.accuracy_table(groups),
+        differences=differences,
         participation=tables.participation_table(groups),
         statements=_statements(groups),
         folders=tables.runs_table(groups),
@@ -214,10 +245,9 @@ def _cards(groups: list[RunGroup]) -> list[dict[str, str]]:
         return []
     cards = []
     for group in groups:
-        final_values = [final_metric(run, "validation") for run in group.runs]
-        known_values = [value for value in final_values if value is not None]
-        mean_value = sum(known_values) / len(known_values) if known_values else None
         headline_metric = group.plan["task"]["headline_metric"]
+        mean_value = final_mean(group.runs, "validation")
+        validations = final_by_seed(group.runs, "validation")
         progress_text = ""
         if any(map(unfinished, group.runs)):
             progress_text = "unfinished"
@@ -226,6 +256,7 @@ def _cards(groups: list[RunGroup]) -> list[dict[str, str]]:
                 "label": group.label,
                 "color": group.color,
                 "value": metric_value(headline_metric, mean_value),
+                "interval": interval_in_words(headline_metric, validations),
                 "privacy": _privacy_in_words(group.plan),
                 "unfinished": progress_text,
             }

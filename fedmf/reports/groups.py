@@ -25,6 +25,7 @@ from fedmf.reports.labels import (
     group_styles,
     mechanism_label,
 )
+from fedmf.reports.seeds import by_seed
 from fedmf.runs.config import TrainConfig
 from fedmf.runs.folder import Run
 
@@ -196,9 +197,9 @@ def noise_levels(group: RunGroup) -> NoiseLevels:
     )
 
 
-def mean_over_runs(group: RunGroup, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the curve of a metric for a group, as numbers of completed rounds and means over its
-    runs.
+def curves_by_seed(group: RunGroup, name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the curves of a metric for a group, as numbers of completed rounds, and values with
+    the shape (seeds, rounds).
 
     Rounds in which a run has no value are left out.
     """
@@ -208,7 +209,15 @@ def mean_over_runs(group: RunGroup, name: str) -> tuple[np.ndarray, np.ndarray]:
     ]
     common_rounds = sorted(set.intersection(*map(set, values_by_round)))
     run_values = [[values[t] for t in common_rounds] for values in values_by_round]
-    return np.array(common_rounds), np.array(run_values, dtype=np.float64).mean(axis=0)
+    return np.array(common_rounds), _by_seed(group, np.array(run_values, dtype=np.float64))
+
+
+def _by_seed(group: RunGroup, run_values: np.ndarray) -> np.ndarray:
+    """Returns the means over the runs of each seed, given values for each run of a group."""
+    run_seeds = np.array([run.config.seed for run in group.runs])
+    return np.stack(
+        [run_values[run_seeds == seed].mean(axis=0) for seed in dict.fromkeys(run_seeds.tolist())]
+    )
 
 
 def validation_curve(run: Run) -> tuple[np.ndarray, np.ndarray]:
@@ -287,15 +296,15 @@ def _window_factors(
     return noise_rows.window_deviations(starts, ends) / first_round_stds
 
 
-def mean_curve(group: RunGroup) -> tuple[np.ndarray, np.ndarray]:
+def validation_curves(group: RunGroup) -> tuple[np.ndarray, np.ndarray]:
     """Returns the validation curves of a group in the rounds that all its runs validated.
 
-    The values of the metric have the shape (runs, rounds).
+    The values of the metric have the shape (seeds, rounds).
     """
     run_curves = [validation_curve(run) for run in group.runs]
     common_rounds = functools.reduce(np.intersect1d, [rounds for rounds, _ in run_curves])
     run_values = [values[np.isin(rounds, common_rounds)] for rounds, values in run_curves]
-    return common_rounds, np.stack(run_values)
+    return common_rounds, _by_seed(group, np.stack(run_values))
 
 
 def final_metric(run: Run, split: str) -> float | None:
@@ -312,6 +321,39 @@ def final_metric(run: Run, split: str) -> float | None:
     if split == "validation" and len(values):
         return float(values[-1])
     return None
+
+
+def final_by_seed(runs: Sequence[Run], split: str) -> dict[int, float]:
+    """Returns the final headline metric on a split of the data by seed, of finished runs that have
+    it.
+    """
+    metric_by_run = [
+        (run.config.seed, final_metric(run, split)) for run in runs if run.result is not None
+    ]
+    known_metrics = [(seed, value) for seed, value in metric_by_run if value is not None]
+    return by_seed(known_metrics)
+
+
+def final_mean(runs: Sequence[Run], split: str) -> float | None:
+    """Returns the mean of `final_by_seed`, or of the latest validations if no run is finished.
+
+    It is None if there is no value.
+    """
+    values = list(final_by_seed(runs, split).values())
+    if not any(run.result is not None for run in runs):
+        latest_values = (final_metric(run, split) for run in runs)
+        values = [value for value in latest_values if value is not None]
+    return sum(values) / len(values) if values else None
+
+
+def has_diverged(run: Run) -> bool:
+    """Returns whether a run's last validation loss is not finite.
+
+    The headline metric does not show that: the largest of outputs that are NaN is the first class,
+    and an accuracy is then the fraction of that class.
+    """
+    loss = run.result["validation"].get("loss", 0.0) if run.result else 0.0
+    return not math.isfinite(loss)
 
 
 def unfinished(run: Run) -> str:

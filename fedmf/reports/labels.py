@@ -50,6 +50,15 @@ _IN_TABLE_ONLY = {
 }  # fmt: skip
 
 
+def tuned_fields(runs: Sequence[Run]) -> tuple[str, ...]:
+    """Returns the names of the configuration fields whose best values are chosen by validation.
+
+    The number of bands is among them if all runs sample their cohorts, since the best number then
+    depends on epsilon.
+    """
+    return (*TUNED, "bands") if all(run.config.sampling for run in runs) else TUNED
+
+
 def decoder_of(run: Run) -> str | None:
     """Returns the decoder of a run's mechanism, or None if its family has only one decoder.
 

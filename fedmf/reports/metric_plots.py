@@ -2,20 +2,23 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
+from fedmf.intervals import mean_band
 from fedmf.reports.canvas import SOFT, Plot, canvas, in_percent, legend_above, whole_steps
 from fedmf.reports.groups import (
     RunGroup,
-    mean_curve,
-    mean_over_runs,
+    curves_by_seed,
     private_curve,
     runs_of,
     simulation_note,
     unfinished,
     validation_curve,
+    validation_curves,
 )
+from fedmf.reports.seeds import LEVEL
 from fedmf.reports.text import is_share, join, metric_name, metric_value, significant
 from fedmf.runs.folder import Run
 
@@ -77,8 +80,8 @@ def _accuracy_caption(groups: Sequence[RunGroup], runs: Sequence[Run]) -> str:
         caption += " They are too many to name: the tables do."
     if len(runs) > len(groups):
         caption += (
-            " The bold line is the mean over seeds, thin lines are the seeds, "
-            "and the band spans them."
+            f" The bold line is the mean over seeds, the band its {LEVEL} interval in each round "
+            "by itself, and thin lines are the seeds."
         )
     if any(unfinished(run) for run in runs):
         caption += " A cross ends the curve of an unfinished run."
@@ -109,15 +112,10 @@ def _draw_validation(ax: Axes, group: RunGroup) -> float | None:
                 color=group.color,
                 markeredgecolor="white",
             )
-    rounds, run_values = mean_curve(group)
+    rounds, seed_values = validation_curves(group)
     if not len(rounds):
         return None
-    mean_values = run_values.mean(axis=0)
-    lowest_values = run_values.min(axis=0)
-    highest_values = run_values.max(axis=0)
-    ax.fill_between(
-        rounds, lowest_values, highest_values, color=group.color, alpha=0.13, linewidth=0
-    )
+    mean_values = _draw_band(ax, group, rounds, seed_values)
     point_marker = "o" if len(rounds) <= _MAX_MARKED_POINTS else ""
     ax.plot(
         rounds,
@@ -129,6 +127,24 @@ def _draw_validation(ax: Axes, group: RunGroup) -> float | None:
         clip_on=False,
     )
     return float(mean_values[-1])
+
+
+def _draw_band(
+    ax: Axes, group: RunGroup, rounds: np.ndarray, seed_values: np.ndarray
+) -> np.ndarray:
+    """Draws the intervals of a metric over seeds as a band, and returns the means.
+
+    Args:
+      ax: to draw on.
+      group: whose colour the band has.
+      rounds: (rounds,), numbers of completed rounds.
+      seed_values: (seeds, rounds), values of the metric; one seed has no band.
+    """
+    if len(seed_values) < 2:
+        return seed_values.mean(axis=0)
+    band = mean_band(seed_values)
+    ax.fill_between(rounds, band.low, band.high, color=group.color, alpha=0.13, linewidth=0)
+    return band.mean
 
 
 # If at least this fraction of updates was clipped in every round, a report says that all updates
@@ -155,7 +171,8 @@ def training_plot(groups: Sequence[RunGroup]) -> Plot | None:
         metric_panels = figure.subplots(1, len(metric_names), squeeze=False)[0]
         for ax, name in zip(metric_panels, metric_names, strict=True):
             for group in groups:
-                rounds, values = mean_over_runs(group, name)
+                rounds, seed_values = curves_by_seed(group, name)
+                values = _draw_band(ax, group, rounds, seed_values)
                 ax.plot(rounds, values, color=group.color, linestyle=group.line, linewidth=1.4)
                 final_value = f"{group.label} none"
                 if len(values):
@@ -172,7 +189,7 @@ def training_plot(groups: Sequence[RunGroup]) -> Plot | None:
         "updates that were clipped."
     )
     if len(all_runs) > len(groups):
-        caption += " Lines are means over seeds."
+        caption += f" Lines are means over seeds, and bands their {LEVEL} intervals."
     caption += (
         " Colours are those above. These are exact functions of client data, which the "
         "guarantee does not cover."
@@ -188,7 +205,8 @@ def clipping_note(groups: Sequence[RunGroup]) -> str:
     clipped_labels = []
     for group in groups:
         if all(_has_metric(run, "clip_fraction") for run in group.runs):
-            _, fractions = mean_over_runs(group, "clip_fraction")
+            _, seed_fractions = curves_by_seed(group, "clip_fraction")
+            fractions = seed_fractions.mean(axis=0)
             if len(fractions) and fractions.min() >= _ALL_CLIPPED:
                 clipped_labels.append(group.label)
     if not clipped_labels:

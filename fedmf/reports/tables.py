@@ -2,19 +2,23 @@
 
 import collections
 import dataclasses
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 
 from fedmf.participation.schema import Participation
 from fedmf.privacy.rounding import down, up
 from fedmf.reports.groups import (
     RunGroup,
     ended,
+    final_by_seed,
+    final_mean,
     final_metric,
     runs_of,
     simulation_note,
     unfinished,
 )
 from fedmf.reports.labels import config_as_run, decoder_of, differing_fields, format_value
+from fedmf.reports.seeds import COVERAGE, LEVEL, interval_in_words, tiers
 from fedmf.reports.text import (
     duration,
     join,
@@ -69,7 +73,7 @@ _NO_PRIVACY = Cell("no privacy", "alarm")
 _NO_VALUE = Cell("–", "muted")
 
 
-def _table(
+def table(
     name: str, groups: Sequence[RunGroup], caption: str, columns: list[str], rows: list[list[Cell]]
 ) -> Table:
     """Returns a table, with a note if runs of the groups simulate a larger cohort."""
@@ -97,16 +101,18 @@ def accuracy_table(groups: Sequence[RunGroup]) -> Table:
         f"Test {headline_metric}",
     ]
     table_rows = []
-    for group in groups:
+    validation_cells = _metric_cells(groups, "validation")
+    test_cells = _metric_cells(groups, "test")
+    for group, validation_cell, test_cell in zip(groups, validation_cells, test_cells, strict=True):
         table_rows.append(
             [
                 Cell(group.label, "strong", _unfinished_details(group), group.color),
                 *_privacy_cells(group, with_delta=len(deltas) > 1),
-                _metric_cell(group, "validation"),
-                _metric_cell(group, "test"),
+                validation_cell,
+                test_cell,
             ]
         )
-    return _table(
+    return table(
         "results",
         groups,
         _accuracy_caption(groups, headline_metric, deltas),
@@ -127,7 +133,11 @@ def _accuracy_caption(groups: Sequence[RunGroup], metric: str, deltas: set[float
         "noise multiplier 1 and clip norm 1."
     )
     if len(runs) > len(groups):
-        caption += f" {metric.capitalize()} is the mean over seeds, with each seed below it."
+        caption += (
+            f" {metric.capitalize()} is the mean over seeds, with its {LEVEL} interval and each "
+            f"seed below it. {COVERAGE} A click on its heading orders only what intervals of "
+            "differences, paired by seed, tell apart."
+        )
     if any(map(_amplified, groups)):
         caption += (
             " An amplified ε rests on the sampling, and on nobody knowing who was drawn; ρ is not "
@@ -135,8 +145,8 @@ def _accuracy_caption(groups: Sequence[RunGroup], metric: str, deltas: set[float
         )
     if any(map(unfinished, runs)):
         caption += (
-            " Of unfinished runs it is the latest validation, and the privacy is that of "
-            "the whole planned run."
+            f" The {metric} of a row is that of its finished runs, or the latest validation if "
+            "none is finished; the privacy is that of the whole planned run."
         )
     return caption + _adaptive_servers(groups)
 
@@ -212,23 +222,39 @@ def _amplified(group: RunGroup) -> bool:
     return unamplified_epsilon is None or planned_epsilon < unamplified_epsilon
 
 
-def _metric_cell(group: RunGroup, split: str) -> Cell:
-    """Returns the table cell for a group's final metric, with its mean and value for each seed."""
+def _metric_cells(groups: Sequence[RunGroup], split: str) -> list[Cell]:
+    """Returns a table cell for the final metric of each group, with its mean, its interval and its
+    value for each run.
+
+    The page sorts the cells by tiers, so that it orders nothing that no interval tells apart.
+    """
+    group_values = [final_by_seed(group.runs, split) for group in groups]
+    return [
+        _metric_cell(group, split, values, tier)
+        for group, values, tier in zip(groups, group_values, tiers(group_values), strict=True)
+    ]
+
+
+def _metric_cell(
+    group: RunGroup, split: str, values: Mapping[int, float], tier: int | None
+) -> Cell:
+    """Returns the table cell for a group's final metric, given its values by seed and its tier."""
     headline_metric = group.plan["task"]["headline_metric"]
-    value_by_seed = {run.config.seed: final_metric(run, split) for run in group.runs}
-    known_values = [value for value in value_by_seed.values() if value is not None]
-    if not known_values:
+    mean_value = final_mean(group.runs, split)
+    if mean_value is None:
         return _NO_VALUE
-    value_by_seed_text: Sequence[str] = ()
-    if len(value_by_seed) > 1:
-        value_by_seed_text = [
-            f"seed {seed}: {metric_value(headline_metric, value)}"
-            for seed, value in value_by_seed.items()
-        ]
+    cell_details = []
+    if values:
+        cell_details.append(interval_in_words(headline_metric, values))
+    if len(group.runs) > 1:
+        for run in group.runs:
+            value_text = metric_value(headline_metric, final_metric(run, split))
+            cell_details.append(f"seed {run.config.seed}: {value_text}")
     return Cell(
-        metric_value(headline_metric, sum(known_values) / len(known_values)),
+        metric_value(headline_metric, mean_value),
         "number",
-        value_by_seed_text,
+        cell_details,
+        sort=math.inf if tier is None else tier,
     )
 
 
@@ -269,7 +295,7 @@ def participation_table(groups: Sequence[RunGroup]) -> Table:
         "Short rounds",
         "ε achieved",
     ]
-    return _table("participation", groups, caption, column_names, table_rows)
+    return table("participation", groups, caption, column_names, table_rows)
 
 
 def _participation_cells(run: Run) -> list[Cell]:
@@ -361,7 +387,7 @@ def runs_table(groups: Sequence[RunGroup]) -> Table:
             setting_cells = [Cell(_config_value(run, field)) for field in differing_names]
             table_rows.append([heading, *setting_cells, _time_cell(run)])
     caption = "The run folders, what differs between their configurations, and the time each took."
-    return _table("runs", groups, caption, ["Run folder", *differing_names, "Time"], table_rows)
+    return table("runs", groups, caption, ["Run folder", *differing_names, "Time"], table_rows)
 
 
 def _config_value(run: Run, field: str) -> str:

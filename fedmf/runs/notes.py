@@ -21,12 +21,14 @@ def figures_note(runs: Sequence[Run]) -> str:
         sentences.append(
             f"{headline_metric[0].upper()}{headline_metric[1:]} {task_record['metric_note']}."
         )
-    configs_without_seed = [dataclasses.replace(run.config, seed=0) for run in runs]
+    configs_without_seed = [
+        dataclasses.replace(config, seed=0) for config in {run.config for run in runs}
+    ]
     numbers_of_seeds = set(collections.Counter(configs_without_seed).values())
     if numbers_of_seeds == {1}:
-        sentences.append("Figures are of one seed.")
+        sentences.append("Figures are of one seed: they have no interval and are not ranked.")
     elif 1 in numbers_of_seeds:
-        sentences.append("Some figures are of one seed.")
+        sentences.append("Some figures are of one seed: these have no interval and are not ranked.")
     for run in runs:
         programs_text = programs_phrase(run.plan.get("programs", ()), run.config.rounds)
         if programs_text:

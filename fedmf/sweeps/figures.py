@@ -9,14 +9,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.transforms import ScaledTranslation
 
+from fedmf.intervals import mean_interval
 from fedmf.reports.canvas import canvas, in_percent, legend_above
 from fedmf.reports.groups import RunGroup, group_runs, simulation_note
-from fedmf.reports.labels import config_as_run
+from fedmf.reports.labels import config_as_run, tuned_fields
+from fedmf.reports.seeds import LEVEL, ONE_SEED, by_seed
 from fedmf.reports.text import is_share, metric_name, plain
 from fedmf.runs.config import TrainConfig
 from fedmf.runs.folder import Run
-from fedmf.sweeps.results import Best, best_settings, tuned_fields, validation_of, varying
+from fedmf.sweeps.results import Best, best_settings, validation_of, varying
 
 # Fields in order of preference for the x axis of a figure, which shows the first one that varies in
 # the sweep.
@@ -24,9 +28,11 @@ _TUNED_AXES = ("server_learning_rate", "client_learning_rate", "server_momentum"
 _COMPARED_AXES = ("epsilon", "noise_multiplier", "bands", "clip_norm")
 # An axis is logarithmic if its largest value is at least this many times its smallest.
 _LOGARITHMIC_FROM = 3.0
+# All bars at one value on the x axis have at most this width in points.
+_MAX_SHIFT = 28.0
 _CROSSES = " (×: stopped, or diverged)"
-# For each value on the x axis, a list with the metric of every seed.
-_Points = dict[float | None, list[float]]
+# For each value on the x axis, a list with the seed and the metric of every run.
+_Points = dict[float | None, list[tuple[int, float]]]
 
 
 def validation_figure(
@@ -59,12 +65,15 @@ def validation_figure(
         line_run = _off_axis(tried_runs, run, axis_name, {})
         _, points = lines.setdefault(line_run.config, (line_run, {}))
         points.setdefault(getattr(run.config, axis_name), []).append(
-            validation_of(run, smoothed_over)
+            (run.config.seed, validation_of(run, smoothed_over))
         )
     for run in stopped:
         config = _off_axis(tried_runs, run, axis_name, {}).config
         if config in lines:
-            lines[config][1].setdefault(getattr(run.config, axis_name), []).append(math.nan)
+            _, points = lines[config]
+            points.setdefault(getattr(run.config, axis_name), []).append(
+                (run.config.seed, math.nan)
+            )
     run_groups = group_runs([run for run, _ in lines.values()])
     title_template = _validation_title(smoothed_over)
     return _draw_lines(
@@ -178,7 +187,8 @@ def best_figure(
         for line, group in zip(group_runs(first_runs), lines.values(), strict=True)
     ]
     values_by_position = [
-        {best.compared[axis_name]: best.test for best in group} for group in lines.values()
+        {best.compared[axis_name]: list(best.test.items()) for best in group}
+        for group in lines.values()
     ]
     return _draw_lines(
         axis_name, "Test {} of the best settings", line_groups, values_by_position, runs
@@ -224,44 +234,35 @@ def _of_all_bands(line: RunGroup, group: Sequence[Best]) -> RunGroup:
 def _draw_lines(
     axis: str, title: str, lines: Sequence[RunGroup], points: Sequence[_Points], runs: Sequence[Run]
 ) -> bytes:
-    """Draws lines of means over the seeds, with vertical bars from the smallest to the largest
-    value.
+    """Draws lines of means over the seeds, with vertical bars for their intervals.
 
     A cross at the foot marks a value without a mean. A line without a value on the axis is drawn
     as a horizontal line.
     """
     headline_metric = runs[0].plan["task"]["headline_metric"]
+    values_by_line = [
+        {x: list(by_seed(pairs).values()) for x, pairs in line_points.items()}
+        for line_points in points
+    ]
+    has_bars = any(len(values) > 1 for line in values_by_line for values in line.values())
+    spacing = min(4.0, _MAX_SHIFT / len(lines)) if has_bars else 0.0
     has_crosses = False
     with canvas(3.6, simulation_note(runs)) as (drawing, out):
         ax = drawing.subplots()
-        for line, values in zip(lines, points, strict=True):
-            style: dict[str, Any] = {
-                "color": line.color,
-                "linestyle": line.line,
-                "label": line.label,
-            }
-            # A run without noise has no epsilon, so it has no place on the x axis.
-            if None in values:
-                ax.axhline(float(np.mean(values[None])), linewidth=1.4, **style)
-                continue
-            line_positions = sorted(x for x in values if x is not None)
-            mean_values = [float(np.mean(values[x])) for x in line_positions]
-            ax.plot(line_positions, mean_values, marker="o", markersize=4, linewidth=1.6, **style)
-            has_crosses |= _draw_crosses(ax, line_positions, mean_values, line.color)
-            ax.vlines(
-                line_positions,
-                [min(values[x]) for x in line_positions],
-                [max(values[x]) for x in line_positions],
-                color=line.color,
-                linewidth=1,
-            )
+        for index, (line, values) in enumerate(zip(lines, values_by_line, strict=True)):
+            # The bars of several lines stand side by side.
+            shift = spacing * (index - (len(lines) - 1) / 2)
+            has_crosses |= _draw_line(ax, line, values, shift)
         all_positions = set(itertools.chain.from_iterable(points))
         axis_ticks = sorted(x for x in all_positions if x is not None)
         if axis_ticks[0] > 0 and axis_ticks[-1] / axis_ticks[0] >= _LOGARITHMIC_FROM:
             ax.set_xscale("log")
             ax.minorticks_off()
         ax.set_xticks(axis_ticks, labels=[plain(float(x)) for x in axis_ticks])
-        ax.set_xlabel(axis.replace("_", " "))
+        seeds_text = ONE_SEED
+        if has_bars:
+            seeds_text = f"bars: {LEVEL} intervals over seeds"
+        ax.set_xlabel(f"{axis.replace('_', ' ')} ({seeds_text})")
         if has_crosses:
             title += _CROSSES
         ax.set_title(title.format(metric_name(headline_metric)))
@@ -269,3 +270,41 @@ def _draw_lines(
             in_percent(ax)
         legend_above(drawing, *ax.get_legend_handles_labels())
     return out.getvalue()
+
+
+def _draw_line(
+    ax: Axes, line: RunGroup, values: Mapping[float | None, list[float]], shift: float
+) -> bool:
+    """Draws the means of a line and their intervals over seeds, and returns whether it has crosses.
+
+    Args:
+      ax: to draw on.
+      line: whose colour, style and label are used.
+      values: for each value on the x axis, the metric of each seed.
+      shift: in points, to the right.
+    """
+    style: dict[str, Any] = {"color": line.color, "linestyle": line.line, "label": line.label}
+    # A run without noise has no epsilon, so it has no place on the x axis.
+    if None in values:
+        ax.axhline(float(np.mean(values[None])), linewidth=1.4, **style)
+        interval = mean_interval(values[None])
+        if interval is not None:
+            ax.axhspan(interval.low, interval.high, color=line.color, alpha=0.13, linewidth=0)
+        return False
+    line_positions = sorted(x for x in values if x is not None)
+    mean_values = [float(np.mean(values[x])) for x in line_positions]
+    figure = ax.get_figure()
+    assert figure is not None
+    shifted = ax.transData + ScaledTranslation(shift / 72, 0, figure.dpi_scale_trans)
+    drawn_lines = ax.plot(
+        line_positions, mean_values, marker="o", markersize=4, linewidth=1.6, **style
+    )
+    for x in line_positions:
+        interval = mean_interval(values[x])
+        if interval is not None:
+            ends = (interval.low, interval.high)
+            drawn_lines += ax.plot([x, x], ends, color=line.color, linewidth=1.2)
+    # Lines are shifted after they have set the limits of the axes.
+    for drawn_line in drawn_lines:
+        drawn_line.set_transform(shifted)
+    return _draw_crosses(ax, line_positions, mean_values, line.color)

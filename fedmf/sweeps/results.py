@@ -12,16 +12,19 @@ from typing import Any
 
 import numpy as np
 
+from fedmf.intervals import mean_interval
 from fedmf.privacy.gaussian import gaussian_epsilon
 from fedmf.privacy.monte_carlo import FAILURE_OF_CALIBRATION
 from fedmf.privacy.sampling import scheme_class
 from fedmf.reports.groups import (
     final_metric,
+    has_diverged,
     private_curve,
     simulation_note,
     validation_curve,
 )
-from fedmf.reports.labels import TUNED, config_as_run, differing_fields
+from fedmf.reports.labels import config_as_run, differing_fields, tuned_fields
+from fedmf.reports.seeds import LEVEL, by_seed, paired_difference
 from fedmf.reports.text import aligned, metric_name, plain
 from fedmf.runs.folder import Run, RunFolder
 from fedmf.runs.notes import figures_note, smaller_is_better
@@ -34,18 +37,46 @@ class Best:
     Attributes:
       compared: field -> value, for the fields that vary and are not tuned.
       tuned: field -> value, for the tuned fields.
-      validation, test: headline metric, a value for each seed; validation has chosen the setting.
+      runs: finished runs of the setting.
+      validation, test: headline metric by seed; the mean of validation has chosen the setting.
       settings: number of settings that were tried, stopped ones included.
+      tied: number of other settings whose difference from this one, paired by seed, has an interval
+        that contains 0 or does not exist; None if this setting has no interval of its own.
       at_edge: tuned fields whose best value is the smallest or largest of three or more that were
         tried; none if every model diverged.
     """
 
     compared: dict[str, Any]
     tuned: dict[str, Any]
-    validation: list[float]
-    test: list[float]
+    runs: tuple[Run, ...]
+    validation: dict[int, float]
+    test: dict[int, float]
     settings: int
+    tied: int | None
     at_edge: list[str]
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns a JSON value of the setting, with its values for each seed and their
+        intervals.
+        """
+        return {
+            "compared": self.compared,
+            "tuned": self.tuned,
+            "seeds": list(self.validation),
+            "validation": list(self.validation.values()),
+            "validation_interval": _interval_ends(self.validation),
+            "test": list(self.test.values()),
+            "test_interval": _interval_ends(self.test),
+            "settings": self.settings,
+            "tied": self.tied,
+            "at_edge": self.at_edge,
+        }
+
+
+def _interval_ends(values: Mapping[int, float]) -> list[float] | None:
+    """Returns the ends of the interval of a metric over seeds, or None if it has none."""
+    interval = mean_interval(list(values.values()))
+    return None if interval is None else [interval.low, interval.high]
 
 
 def varying(runs: Sequence[Run]) -> list[str]:
@@ -128,7 +159,7 @@ def score_of(run: Run, smoothed_over: int = 0) -> float:
     It is the headline metric, negative if smaller is better: the private one if the run has it,
     else `validation_of`. The score of a model that diverged is NaN.
     """
-    if _has_diverged(run):
+    if has_diverged(run):
         return math.nan
     run_score = validation_of(run, smoothed_over)
     if run.config.private_metrics:
@@ -137,25 +168,6 @@ def score_of(run: Run, smoothed_over: int = 0) -> float:
         return math.nan
     is_error = smaller_is_better(run.plan["task"]["headline_metric"])
     return float(-run_score) if is_error else float(run_score)
-
-
-def _has_diverged(run: Run) -> bool:
-    """Returns whether a run's last validation loss is not finite.
-
-    The headline metric does not show that: the largest of outputs that are NaN is the first class,
-    and an accuracy is then the fraction of that class.
-    """
-    loss = run.result["validation"].get("loss", 0.0) if run.result else 0.0
-    return not math.isfinite(loss)
-
-
-def tuned_fields(runs: Sequence[Run]) -> tuple[str, ...]:
-    """Returns the names of the configuration fields whose best values are chosen by validation.
-
-    The number of bands is among them if all runs sample their cohorts, since the best number then
-    depends on epsilon.
-    """
-    return (*TUNED, "bands") if all(run.config.sampling for run in runs) else TUNED
 
 
 def best_settings(
@@ -204,19 +216,19 @@ def _best(
 ) -> Best:
     """Returns the best of the tried settings for one combination of the compared fields."""
     values_by_setting = {
-        setting: [validation_of(run, smoothed_over) for run in runs]
+        setting: by_seed((run.config.seed, validation_of(run, smoothed_over)) for run in runs)
         for setting, runs in tried.items()
         if runs
     }
     (metric,) = {run.plan["task"]["headline_metric"] for runs in tried.values() for run in runs}
     score_sign = -1 if smaller_is_better(metric) else 1
     mean_by_setting = {
-        setting: float(score_sign * np.mean(values))
+        setting: score_sign * sum(values.values()) / len(values)
         for setting, values in values_by_setting.items()
     }
     for setting, mean in mean_by_setting.items():
         # A setting whose model has diverged cannot be the best one.
-        if not math.isfinite(mean) or any(map(_has_diverged, tried[setting])):
+        if not math.isfinite(mean) or any(map(has_diverged, tried[setting])):
             mean_by_setting[setting] = -math.inf
     best_setting = max(mean_by_setting, key=mean_by_setting.__getitem__)
     range_by_field = {
@@ -224,6 +236,14 @@ def _best(
         for name, *values in zip(tuned, *tried, strict=True)
         if name not in searched and len(set(values)) > 2
     }
+    num_tied = None
+    if mean_interval(list(values_by_setting[best_setting].values())) is not None:
+        num_tied = sum(
+            setting != best_setting
+            and math.isfinite(mean_by_setting[setting])
+            and score_sign * paired_difference(values_by_setting[best_setting], values).sign <= 0
+            for setting, values in values_by_setting.items()
+        )
     chosen_values = dict(zip(tuned, best_setting, strict=True))
     fields_at_edge = [
         name for name, value in chosen_values.items() if value in range_by_field.get(name, ())
@@ -231,9 +251,11 @@ def _best(
     return Best(
         compared=compared,
         tuned=chosen_values,
+        runs=tuple(tried[best_setting]),
         validation=values_by_setting[best_setting],
-        test=[_metric(run, "test") for run in tried[best_setting]],
+        test=by_seed((run.config.seed, _metric(run, "test")) for run in tried[best_setting]),
         settings=len(tried),
+        tied=num_tied,
         at_edge=[] if math.isinf(mean_by_setting[best_setting]) else fields_at_edge,
     )
 
@@ -254,6 +276,8 @@ def best_table(
     """Returns the result of `best_settings` as a text table."""
     best_rows = best_settings(runs, smoothed_over, searched, stopped=stopped)
     metric_words = metric_name(runs[0].plan["task"]["headline_metric"])
+    has_intervals = any(setting.tied is not None for setting in best_rows)
+    tied_heading = ["tied"] if has_intervals else []
     table_rows = [
         [
             *best_rows[0].compared,
@@ -262,6 +286,7 @@ def best_table(
             f"test {metric_words}",
             "seeds",
             "settings tried",
+            *tied_heading,
         ]
     ]
     for setting in best_rows:
@@ -269,14 +294,22 @@ def best_table(
         for name, value in setting.tuned.items():
             cell_text = _value_text(value)
             row_texts.append(f"{cell_text}*" if name in setting.at_edge else cell_text)
-        row_texts += [_mean_and_range(values) for values in (setting.validation, setting.test)]
+        row_texts += [_mean_and_interval(values) for values in (setting.validation, setting.test)]
         row_texts += [str(len(setting.validation)), str(setting.settings)]
+        if has_intervals:
+            row_texts.append(_value_text(setting.tied))
         table_rows.append(row_texts)
     table_lines = aligned(table_rows)
     if any(setting.at_edge for setting in best_rows):
         table_lines.append("* the smallest or largest that was tried: a better one may lie beyond")
     if smoothed_over:
         table_lines.append(f"validation: the mean over the last {smoothed_over} rounds")
+    if has_intervals:
+        table_lines += [
+            f"in brackets: {LEVEL} intervals of the means over seeds",
+            "tied: other settings whose difference from the best, paired by seed, has an interval "
+            "with 0 in it",
+        ]
     seed_note = figures_note(runs)
     if seed_note:
         table_lines.append(seed_note)
@@ -290,12 +323,14 @@ def _value_text(value: Any) -> str:
     return plain(value) if isinstance(value, float) else str(value)
 
 
-def _mean_and_range(values: Sequence[float]) -> str:
-    """Returns a text with the mean of some values and, if there are several, their range."""
-    mean_text = f"{sum(values) / len(values):.4f}"
-    return (
-        mean_text if len(values) == 1 else f"{mean_text} ({min(values):.4f} to {max(values):.4f})"
-    )
+def _mean_and_interval(values: Mapping[int, float]) -> str:
+    """Returns a text with the mean of some values by seed and, if they have one, its interval."""
+    mean_text = f"{sum(values.values()) / len(values):.4f}"
+    interval_ends = _interval_ends(values)
+    if interval_ends is None:
+        return mean_text
+    low, high = interval_ends
+    return f"{mean_text} ({low:.4f} to {high:.4f})"
 
 
 def together(runs: Sequence[Run]) -> str:

@@ -26,10 +26,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fedmf.files import write_atomically
-from fedmf.reports import write_report
+from fedmf.reports import write_report_of_best
 from fedmf.runs.config import TrainConfig
 from fedmf.runs.folder import RunFolder
-from fedmf.sweeps import figures, halving, results
+from fedmf.sweeps import differences, figures, halving, results
 from fedmf.sweeps.folder import begun_runs, in_folder, num_rounds_done, state, writing
 from fedmf.sweeps.runs import ClusterRuns, LocalRuns, Runs, log_file, prepare, run_folder
 from fedmf.terminal import interrupts
@@ -130,8 +130,9 @@ def run_sweep(
     chosen.
 
     Returns:
-      {"report": path, "results": path, "best": a row for each compared value, "together": the
-      guarantee of all begun runs together, "text": both for people, "failed": run -> `Failure`};
+      {"report": path, "results": path, "best": a row for each compared value, "differences": a row
+      for each two mechanisms, "together": the guarantee of all begun runs together, "text": all for
+      people, "failed": run -> `Failure`};
       None and empty if no run is finished.
     """
     configs = in_folder(out, configs)
@@ -176,6 +177,7 @@ def write_results(
             "report": None,
             "results": None,
             "best": [],
+            "differences": [],
             "together": "",
             "text": "",
         }
@@ -191,18 +193,28 @@ def write_results(
     ):
         if content is not None:
             write_atomically(out / name, content, mode=0o600)
-    report_path = write_report(finished, out / "report", title=f"fedmf sweep {out.name}")
+    best_settings = results.best_settings(finished, smoothed_over, searched, stopped=stopped)
+    mechanism_differences = differences.mechanism_differences(best_settings, smoothed_over)
+    report_path = write_report_of_best(
+        finished,
+        out / "report",
+        title=f"fedmf sweep {out.name}",
+        best=differences.compared_settings(best_settings),
+    )
     joint_guarantee = results.together(begun_run_list)
     if chosen_by:
         joint_guarantee += halving.uncovered_note(begun_run_list, chosen_by)
-    best_settings = results.best_settings(finished, smoothed_over, searched, stopped=stopped)
     best_table = results.best_table(finished, smoothed_over, searched, stopped=stopped)
+    headline_metric = finished[0].plan["task"]["headline_metric"]
+    differences_table = differences.differences_text(headline_metric, mechanism_differences)
+    texts = [best_table, differences_table, joint_guarantee, f"open {report_path}"]
     return {
         "report": str(report_path),
         "results": str(out / "results.csv"),
-        "best": [dataclasses.asdict(setting) for setting in best_settings],
+        "best": [setting.to_json() for setting in best_settings],
+        "differences": [row.to_json() for row in mechanism_differences],
         "together": joint_guarantee,
-        "text": f"{best_table}\n{joint_guarantee}\nopen {report_path}",
+        "text": "\n".join(filter(None, texts)),
         "failed": failure_by_name,
     }
 

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fedmf.privacy.flat_config import TARGETS
+from fedmf.reports.seeds import ONE_SEED
 from fedmf.reports.text import metric_name
 from fedmf.runs.config import TrainConfig, read_config_file
 from fedmf.runs.folder import Run
@@ -301,7 +302,8 @@ def run_search(
         trial_text = f"{len(trial_names)} trials"
         if num_failed:
             trial_text += f" ({num_failed} failed)"
-        best_text = f"best of {trial_text} by {search['by']}: {best_name} ({best_value:.4f})"
+        value_text = f"{best_value:.4f}; {ONE_SEED}"
+        best_text = f"best of {trial_text} by {search['by']}: {best_name} ({value_text})"
         sweep_result["text"] = f"{best_text}\n{sweep_result['text']}"
     if len(trial_names) < trials and not failures:
         sweep_result["text"] += (

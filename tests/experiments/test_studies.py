@@ -277,33 +277,6 @@ def test_two_lines_are_compared_by_seed_at_one_target():
     assert comparisons.compare_lines(one_seed, "a", "b", target=1.0).verdict == "not judged"
 
 
-def above_zero(rng, num_sets, num_seeds, shift, interval):
-    """Returns in what share of sets of seeds the interval lies above 0."""
-    return np.mean([interval(rng.normal(shift, 1, num_seeds))[1] > 0 for _ in range(num_sets)])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("num_seeds", [2, 6, 12])
-def test_an_order_is_seldom_shown_where_there_is_none(num_seeds):
-    """Of normal differences without a lead, 2.5% of sets show one, of any number of seeds.
-
-    The bound is 5 standard deviations of 10,000 sets away on either side: the test fails by chance
-    once in a million. Plain percentiles, which show a lead in 7.6% of sets of 6 seeds, are the
-    control that must fail it. A lead of twice its standard deviation is shown by 6 seeds in more
-    than nine sets of ten.
-    """
-    rng = np.random.default_rng(11)
-    interval = comparisons.paired_interval
-    assert abs(above_zero(rng, 10_000, num_seeds, 0.0, interval) - 0.025) < 0.0078
-    assert num_seeds < 6 or above_zero(rng, 300, num_seeds, 2.0, interval) > 0.9
-
-    def percentiles(x):
-        means = x[np.random.default_rng(0).integers(0, len(x), (200, len(x)))].mean(1)
-        return x.mean(), *np.quantile(means, [0.025, 0.975])
-
-    assert num_seeds != 6 or above_zero(rng, 3000, 6, 0.0, percentiles) > 0.025 + 0.0078
-
-
 def test_every_line_is_judged_and_drawn(tmp_path, monkeypatch):
     train_nothing(monkeypatch, "multi-epoch-figure-10")
     item = ITEMS["multi-epoch-figure-10"]

@@ -9,9 +9,9 @@ from numpy.testing import assert_allclose
 from fedmf.reports import canvas, drawn_noise, groups, metric_plots, tables, text
 
 
-def test_mean_curve_uses_rounds_that_all_seeds_have(make_run):
+def test_validation_curves_use_rounds_that_all_seeds_have(make_run):
     group = groups.group_runs([make_run("banded", seed=0), make_run("banded", seed=1, stop=10)])[0]
-    rounds, values = groups.mean_curve(group)
+    rounds, values = groups.validation_curves(group)
     assert rounds.tolist() == [4, 8]
     assert values.shape == (2, 2)
 

@@ -61,15 +61,18 @@ def test_the_best_setting_is_that_of_the_largest_mean_over_the_seeds(runs):
     banded_best, noiseless_best = best_settings(runs)
     assert banded_best.compared == {"family": "banded", "epsilon": 8.0}
     assert banded_best.tuned == {"server_learning_rate": 0.5}
-    assert banded_best.validation == pytest.approx([0.3, 0.31])
-    assert banded_best.test == pytest.approx([0.29, 0.3])
+    assert banded_best.validation == pytest.approx({0: 0.3, 1: 0.31})
+    assert banded_best.test == pytest.approx({0: 0.29, 1: 0.3})
     assert (banded_best.settings, banded_best.at_edge) == (4, [])
     assert noiseless_best.tuned == {"server_learning_rate": 1.0}
     assert noiseless_best.at_edge == ["server_learning_rate"]
-    _, first_line, second_line, *_, last_line = best_table(runs).splitlines()
+    _, first_line, second_line, star_note, *notes = best_table(runs).splitlines()
     assert first_line.split()[:4] == ["banded", "8", "0.5", "0.3050"]
+    assert "(0.2415 to 0.3685)" in first_line
+    assert first_line.split()[-3:] == ["2", "4", "0"]
+    assert [note.split()[0] for note in notes] == ["in", "tied:"]
     assert second_line.split()[:3] == ["none", "-", "1*"]
-    assert "may lie beyond" in last_line
+    assert "may lie beyond" in star_note
 
 
 @pytest.fixture
@@ -260,6 +263,12 @@ def test_the_figure_shows_validations_over_the_learning_rate(runs, plotted_lines
     rates, heights = lines["Banded (8 bands)"]
     assert rates[:3] == [0.1, 0.5, 1.0]
     assert heights[:3] == pytest.approx([0.105, 0.305, 0.205])
+    # A bar is the interval over two seeds, whose half width is 12.7 times the standard error.
+    bar = plotted_lines[2]
+    assert (bar[1], bar[2]) == (
+        [0.5, 0.5],
+        pytest.approx((0.305 - 0.0635, 0.305 + 0.0635), abs=1e-4),
+    )
     assert validation_figure(runs[:1]) is None
 
 

@@ -321,7 +321,7 @@ def test_without_optuna_it_says_what_to_install(monkeypatch, tmp_path):
 
 
 def test_the_sweep_command_reports_the_best_trial(take_begun_names, tmp_path, monkeypatch):
-    monkeypatch.setattr(sweep, "write_report", lambda runs, folder, title: folder)
+    monkeypatch.setattr(sweep, "write_report_of_best", lambda runs, folder, **options: folder)
     out_path = tmp_path / "sweep"
     command = (
         f"sweep --out {out_path} --vary server-learning-rate=0.1:2 --search optuna --trials 3 "
@@ -340,4 +340,6 @@ def test_the_sweep_command_reports_the_best_trial(take_begun_names, tmp_path, mo
     assert result["search"] == expected
     assert (out_path / "figure.png").exists()
     text = program(command).stdout
-    assert text.startswith(f"best of 3 trials by validation accuracy: {best} (")
+    first_line = text.splitlines()[0]
+    assert first_line.startswith(f"best of 3 trials by validation accuracy: {best} (")
+    assert first_line.endswith("; one seed: not ranked)")
