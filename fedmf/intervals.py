@@ -107,12 +107,18 @@ def _bootstrap_band(values: np.ndarray) -> Band:
     if num_values > 1:
         widening = math.sqrt(num_values / (num_values - 1))
         tail_probability = float(scipy.special.ndtr(-widening * _t_quantile(num_values)))
+    resampled_means = _resampled_counts(num_values) @ values / num_values
+    low, high = np.quantile(resampled_means, [tail_probability, 1 - tail_probability], axis=0)
+    return Band(mean=values.mean(axis=0), low=low, high=high)
+
+
+@functools.lru_cache(maxsize=4)
+def _resampled_counts(num_values: int) -> np.ndarray:
+    """Returns how often each value occurs in each resample, float64 (resamples, values)."""
     drawn_rows = np.random.default_rng(0).integers(0, num_values, (_NUM_RESAMPLES, num_values))
     row_counts = np.zeros((_NUM_RESAMPLES, num_values))
     np.add.at(row_counts, (np.arange(_NUM_RESAMPLES)[:, np.newaxis], drawn_rows), 1.0)
-    resampled_means = row_counts @ values / num_values
-    low, high = np.quantile(resampled_means, [tail_probability, 1 - tail_probability], axis=0)
-    return Band(mean=values.mean(axis=0), low=low, high=high)
+    return row_counts
 
 
 @functools.cache

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 from fedmf.files import write_atomically
 from fedmf.reports import write_report_of_best
 from fedmf.runs.config import TrainConfig
-from fedmf.runs.folder import RunFolder
+from fedmf.runs.folder import Run, RunFolder
 from fedmf.sweeps import differences, figures, halving, results
 from fedmf.sweeps.folder import begun_runs, in_folder, num_rounds_done, state, writing
 from fedmf.sweeps.runs import ClusterRuns, LocalRuns, Runs, log_file, prepare, run_folder
@@ -183,16 +183,7 @@ def write_results(
         }
         return empty | {"failed": failure_by_name}
     stopped = results.stopped_by_data(begun_run_list)
-    for name, content in (
-        ("results.csv", results.results_csv(finished, smoothed_over, stopped=stopped)),
-        (
-            "figure.png",
-            figures.validation_figure(finished, smoothed_over, searched, stopped=stopped),
-        ),
-        ("best.png", figures.best_figure(finished, smoothed_over, searched, stopped=stopped)),
-    ):
-        if content is not None:
-            write_atomically(out / name, content, mode=0o600)
+    _write_figures(out, finished, smoothed_over, searched, stopped)
     best_settings = results.best_settings(finished, smoothed_over, searched, stopped=stopped)
     mechanism_differences = differences.mechanism_differences(best_settings, smoothed_over)
     report_path = write_report_of_best(
@@ -204,10 +195,13 @@ def write_results(
     joint_guarantee = results.together(begun_run_list)
     if chosen_by:
         joint_guarantee += halving.uncovered_note(begun_run_list, chosen_by)
-    best_table = results.best_table(finished, smoothed_over, searched, stopped=stopped)
     headline_metric = finished[0].plan["task"]["headline_metric"]
-    differences_table = differences.differences_text(headline_metric, mechanism_differences)
-    texts = [best_table, differences_table, joint_guarantee, f"open {report_path}"]
+    texts = [
+        results.best_table(finished, smoothed_over, searched, stopped=stopped),
+        differences.differences_text(headline_metric, mechanism_differences),
+        joint_guarantee,
+        f"open {report_path}",
+    ]
     return {
         "report": str(report_path),
         "results": str(out / "results.csv"),
@@ -217,6 +211,26 @@ def write_results(
         "text": "\n".join(filter(None, texts)),
         "failed": failure_by_name,
     }
+
+
+def _write_figures(
+    out: pathlib.Path,
+    finished: Sequence[Run],
+    smoothed_over: int,
+    searched: Sequence[str],
+    stopped: Sequence[Run],
+) -> None:
+    """Writes results.csv and the figures of a sweep's finished runs."""
+    for name, content in (
+        ("results.csv", results.results_csv(finished, smoothed_over, stopped=stopped)),
+        (
+            "figure.png",
+            figures.validation_figure(finished, smoothed_over, searched, stopped=stopped),
+        ),
+        ("best.png", figures.best_figure(finished, smoothed_over, searched, stopped=stopped)),
+    ):
+        if content is not None:
+            write_atomically(out / name, content, mode=0o600)
 
 
 def train_all(

@@ -8,7 +8,14 @@ import types
 import numpy as np
 import pytest
 
-from fedmf.experiments.papers import ITEMS, accuracy, cifar, clause, comparisons
+from fedmf.experiments.papers import (
+    ITEMS,
+    accuracy,
+    cifar,
+    clause,
+    comparisons,
+    stackoverflow_epochs,
+)
 from tests.experiments.made_up_runs import made_up_scores
 
 TRAINED = [name for name, item in ITEMS.items() if item.study is not None]
@@ -78,7 +85,8 @@ def with_change(score, change):
 
 @pytest.mark.parametrize("name", TRAINED)
 def test_every_clause_follows_from_its_own_lines(name, tmp_path, monkeypatch):
-    monkeypatch.setattr(accuracy, "interval", whole_range)
+    for module in (accuracy, stackoverflow_epochs):
+        monkeypatch.setattr(module, "bootstrap_interval", whole_range)
     scores, judge = made_up_scores(monkeypatch, name, tmp_path, repeats=2)
     before = judge(scores)
     assert len({part.text for part in before}) == len(before)

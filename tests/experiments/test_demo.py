@@ -1,5 +1,6 @@
 """The demo's driver, at a size for tests; the real size is `make demo`."""
 
+import dataclasses
 import json
 import pathlib
 
@@ -122,6 +123,8 @@ def test_the_demo_repeats_the_accuracies_that_readme_and_front_page_name(tmp_pat
     for config in demo.demo_configs(corpus, seed=1, epsilon=8.0):
         if config.family == "tree":
             continue
+        # Validations before the last one change nothing in it.
+        config = dataclasses.replace(config, evaluate_every=config.rounds)
         run = demo._run(config, tmp_path / config.family, demo.noise_seed(1, config))
         [committed_accuracy] = accuracy_by_family[config.family]
         assert validation_of(run) == pytest.approx(committed_accuracy, abs=ROUNDING), config.family

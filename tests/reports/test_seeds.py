@@ -34,7 +34,7 @@ def mechanism_runs(make_run, accuracy_by_family, rates=(0.5, 1.0), num_seeds=3, 
 
 
 def test_an_order_is_stated_only_between_tiers_that_all_differ():
-    """The lowest two overlap with the setting in the middle, each other not: one tier."""
+    # The second setting overlaps with the first and the third, which differ: they are one tier.
     rng = np.random.default_rng(5)
     noise = rng.normal(0.0, 0.001, (5, 4))
     noise[1] = [-0.2, 0.2, -0.2, 0.2]
