@@ -9,7 +9,7 @@ import tensorflow as tf
 from fedmf.runs.folder import RunFolder
 from fedmf.runs.round_metrics import RoundMetric
 from fedmf.runs.rounds import CommittedRound
-from fedmf.server.host_noise import _the_noise as the_noise
+from fedmf.server.host_noise import noise_state_of
 from fedmf.server.journal import Journal
 from fedmf.training.execution.base import RunOptions
 from fedmf.training.execution.choice import build_execution
@@ -122,7 +122,7 @@ def test_the_journal_of_a_run_in_tff_contains_neither_key_nor_noise(tmp_path):
         for t in range(3):
             secrets.append(execution.noise.row(t)[:8].tobytes())
         state = execution.noise.hand_in(execution.init())
-    secrets.append(np.asarray(the_noise(state).key).tobytes())
+    secrets.append(np.asarray(noise_state_of(state).key).tobytes())
     # Negative control: a state with all its leaves has the key.
     whole_state = tmp_path / "whole.npz"
     np.savez(whole_state, *map(np.asarray, tf.nest.flatten(state)))
