@@ -36,6 +36,15 @@ from fedmf.terminal import interrupts
 from fedmf.terminal.progress_bar import bar
 
 _POLL_SECONDS = 0.5
+# Result of a sweep without finished runs.
+_RESULT_WITHOUT_RUNS: dict[str, Any] = {
+    "report": None,
+    "results": None,
+    "best": [],
+    "differences": [],
+    "together": "",
+    "text": "",
+}
 # Exit status of `fedmf train` if its arguments are invalid, so that the run cannot begin.
 BAD_ARGUMENTS = 2
 
@@ -173,15 +182,7 @@ def write_results(
     begun_run_list = begun_runs(run_folder(out, name) for name in names)
     finished = [run for run in begun_run_list if run.result is not None]
     if not finished:
-        empty: dict[str, Any] = {
-            "report": None,
-            "results": None,
-            "best": [],
-            "differences": [],
-            "together": "",
-            "text": "",
-        }
-        return empty | {"failed": failure_by_name}
+        return _RESULT_WITHOUT_RUNS | {"failed": failure_by_name}
     stopped = results.stopped_by_data(begun_run_list)
     _write_figures(out, finished, smoothed_over, searched, stopped)
     best_settings = results.best_settings(finished, smoothed_over, searched, stopped=stopped)
