@@ -19,6 +19,8 @@ COMPLETIONS = ("none", "virtual", "optimal")
 _BLOCK_SOURCES = 512
 # Number of rounds whose coefficients are computed together, and are stored until others are read.
 _CHUNK_ROUNDS = 4096
+# For blocks of at most this many rounds, the running sums of the last blocks are stored.
+_MAX_CACHED_ROUNDS = 32
 
 
 def complete_variances(num_levels: int) -> np.ndarray:
@@ -276,14 +278,12 @@ class TreeNoise(fields.Checked):
         num_rounds = stop - start
         deviations, weights = self.coefficients(start, stop)
         num_ones = _trailing_ones(np.arange(start, stop) % self.rounds_per_tree)
-        # The sums are linear in the rows of the block and in the sums before it.
-        sums = np.eye(self.width, num_rounds + self.width, num_rounds)
-        rows = np.empty((num_rounds, num_rounds + self.width))
-        for i, level in enumerate(num_ones.tolist()):
-            rows[i] = weights[i] @ sums
-            if level < self.width:
-                sums[level] = sums[:level].sum(axis=0)
-                sums[level, i] += 1.0
+        if num_rounds <= _MAX_CACHED_ROUNDS:
+            sums_before_rounds = _cached_running_sums(num_ones.tobytes(), self.width)
+        else:
+            sums_before_rounds = _running_sums(num_ones, self.width)
+        sums = sums_before_rounds[-1]
+        rows = (weights[:, None] @ sums_before_rounds[:-1])[:, 0]
         M = np.empty((num_rounds + self.width, num_rounds + self.width))
         M[:num_rounds] = scipy.linalg.solve_triangular(
             np.eye(num_rounds) - rows[:, :num_rounds],
@@ -415,6 +415,35 @@ def _chunk_coefficients(noise: TreeNoise, chunk: int) -> tuple[np.ndarray, np.nd
     first_round = chunk * _CHUNK_ROUNDS
     end_round = min(first_round + _CHUNK_ROUNDS, noise.rounds)
     return noise._coefficients_of(np.arange(first_round, end_round))
+
+
+def _running_sums(num_ones: np.ndarray, width: int) -> np.ndarray:
+    """Returns the running sums before each round of a block and after it, as linear functions of
+    the rows of the block and of the sums before it, float64 (rounds + 1, width, rounds + width).
+
+    Args:
+      num_ones: the number of trailing ones of each round, which is the level of the node whose sum
+        the round completes.
+      width: number of running sums.
+    """
+    num_rounds = len(num_ones)
+    sums_before_rounds = np.empty((num_rounds + 1, width, num_rounds + width))
+    sums = np.eye(width, num_rounds + width, num_rounds)
+    sums_before_rounds[0] = sums
+    for i, level in enumerate(num_ones.tolist()):
+        if level < width:
+            sums[level] = sums[:level].sum(axis=0)
+            sums[level, i] += 1.0
+        sums_before_rounds[i + 1] = sums
+    return sums_before_rounds
+
+
+@functools.lru_cache(maxsize=32)
+def _cached_running_sums(num_ones: bytes, width: int) -> np.ndarray:
+    """Returns `_running_sums`, read-only, for the bytes of `num_ones`."""
+    sums_before_rounds = _running_sums(np.frombuffer(num_ones, np.int64), width)
+    sums_before_rounds.setflags(write=False)
+    return sums_before_rounds
 
 
 def _trailing_ones(values: np.ndarray) -> np.ndarray:

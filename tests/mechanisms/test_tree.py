@@ -11,6 +11,8 @@ from fedmf.mechanisms import IdentityMechanism, TreeMechanism, stamp
 from fedmf.mechanisms.error import squared_rows
 from fedmf.mechanisms.sensitivity import sensitivity
 from fedmf.privacy.config import PlanConfig
+from fedmf.privacy.stopping import stopped_after
+from fedmf.server.audit import audit_mechanism
 from fedmf.workloads import identity, momentum_sgd, prefix_sum
 from tests.mechanisms.schemas import epochs, fitted, separated, single
 from tests.paper_figures import BANDED_TABLE_2, DENISOV_TABLE_2
@@ -214,3 +216,30 @@ def test_errors_are_those_of_the_noising_matrix(rounds, num_trees, decoder, comp
     ):
         AN = workload.matrix @ mechanism.noising()
         assert_allclose(squared_rows(mechanism, workload), np.sum(AN**2, axis=1), rtol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("use", "words"),
+    [
+        (lambda plan: fedmf.Budget.of(plan.mechanism, plan.participation), "schema=min_sep"),
+        (lambda plan: stopped_after(plan, 9), r"of shape \(1999993, 1000000\) .*state that"),
+        (lambda plan: audit_mechanism(plan, seed=1), "plan of the same family with fewer rounds"),
+        (
+            lambda plan: fedmf.CyclicPoisson(population=99, cohort_size=3).for_mechanism(
+                plan.mechanism
+            ),
+            "no square lower-triangular encoder.*leave sampling out",
+        ),
+    ],
+)
+def test_what_needs_the_matrices_of_a_million_rounds_is_refused_without_them(use, words):
+    n = 1_000_000
+    plan = fedmf.Plan(
+        mechanism=TreeMechanism(rounds=n, decoder="online"),
+        participation=separated(n, 1000),
+        noise_multiplier=1.0,
+        clip_norm=1.0,
+        delta=1e-6,
+    )
+    with refusal(words):
+        use(plan)
