@@ -201,7 +201,7 @@ lock:
 	echo 'jaxlib==0.4.13' > .venv-lock/override.txt
 	.venv-lock/bin/uv pip compile pyproject.toml --extra tff --extra ray --extra search --extra dev --override .venv-lock/override.txt \
 	  --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate --quiet -o requirements.lock
-	.venv-lock/bin/uv pip compile pyproject.toml --extra ray --extra dev --universal \
+	.venv-lock/bin/uv pip compile pyproject.toml --extra ray --extra mlflow --extra wandb --extra dev --universal \
 	  --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate --quiet -o requirements-core.lock
 	.venv-lock/bin/uv pip compile pyproject.toml --extra flower --extra dev \
 	  --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate --quiet -o requirements-flower.lock

@@ -33,7 +33,7 @@ FLOORS = [
     {"runs", "flower"},
     {"training"},
     {"reports", "federated", "pytorch"},
-    {"partition"},
+    {"partition", "trackers"},
     {"tasks"},
     {"sweeps"},
     {"experiments"},

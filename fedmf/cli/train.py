@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import pathlib
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -98,6 +98,13 @@ if TYPE_CHECKING:
         "--tensorboard",
         is_flag=True,
         help="Write the metrics to OUT/tensorboard: tensorboard --logdir OUT.",
+    ),
+    click.option(
+        "--tracker",
+        "trackers",
+        type=click.Choice(("mlflow", "wandb")),
+        multiple=True,
+        help="Record the run in MLflow, or in Weights & Biases offline, in a folder beside OUT.",
     ),
     quiet_option,
 )
@@ -195,6 +202,7 @@ class _TrainSettings:
         callbacks: list[Callback] = []
         if self.callback_options["tensorboard"]:
             callbacks.append(_tensorboard())
+        callbacks += _trackers(self.callback_options["trackers"])
         if self.callback_options["stop_after"]:
             callbacks.append(simulation.StopAfter(self.callback_options["stop_after"]))
         if self.callback_options["stop_on_divergence"]:
@@ -223,7 +231,13 @@ def _train_settings(train_options: Mapping[str, Any], config: "TrainConfig") -> 
         machine_options["worker_task"] = functools.partial(
             tasks.task_from_config, config, progress=False
         )
-    callback_names = ("tensorboard", "stop_after", "stop_on_divergence", "early_stopping")
+    callback_names = (
+        "tensorboard",
+        "trackers",
+        "stop_after",
+        "stop_on_divergence",
+        "early_stopping",
+    )
     return _TrainSettings(
         show_progress=show_progress,
         callback_options={name: machine_options.pop(name) for name in callback_names},
@@ -304,6 +318,19 @@ def _tensorboard() -> "Callback":
     from fedmf import federated
 
     return federated.TensorBoard()
+
+
+def _trackers(names: Sequence[str]) -> "list[Callback]":
+    """Returns the callbacks that record the run in these experiment trackers.
+
+    Raises:
+      ImportError: the package of a tracker is not installed.
+    """
+    if not names:
+        return []
+    from fedmf.trackers import TRACKERS
+
+    return [TRACKERS[name]() for name in dict.fromkeys(names)]
 
 
 @contextlib.contextmanager

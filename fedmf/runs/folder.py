@@ -19,6 +19,7 @@ run/
   clients.json, fine_tuned.json  metrics over training clients, of `fedmf evaluate --by-client` and
                        `--fine-tune`; mode 0600
   tensorboard/         the metrics as events, if requested; mode 0700
+  trackers.json        ids of the tracked runs in experiment trackers; mode 0600
   stopped_by_data      number of rounds after which the run was stopped, if the decision depended on
                        its results, such as training losses or a validation
   private/noise_seed   secret; do not publish

@@ -35,6 +35,7 @@ _LATER_FILES = (
     "timings.jsonl",
     "metrics.csv",
     "tensorboard",
+    "trackers.json",
     "result.json",
     "model.npz",
     "final_statement.md",

@@ -45,6 +45,9 @@ class Callback:
     def on_end(self, training: Training) -> None:
         """Runs after the last round of this process, even if an error or Ctrl-C ended the run."""
 
+    def on_result(self, training: Training) -> None:
+        """Runs after `on_end`, when the result of a finished run has been written."""
+
 
 class StopAfter(Callback):
     """A callback that stops the run after a number of rounds, without a result.

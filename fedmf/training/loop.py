@@ -220,6 +220,8 @@ def _run(training: Training, callbacks: Sequence[Callback]) -> None:
         raise _stopped(training, stop) from (stop if isinstance(stop, WorkersLost) else None)
     if training.done == training.last:
         write_result(training, time.perf_counter() - start_time)
+        for callback in callbacks:
+            callback.on_result(training)
 
 
 def _with_default_callbacks(callbacks: Sequence[Callback], *, progress: bool) -> list[Callback]:

@@ -1,0 +1,109 @@
+"""A callback that records a run in MLflow."""
+
+import os
+import pathlib
+import re
+import time
+import urllib.parse
+from collections.abc import Mapping
+from typing import Any
+
+from fedmf.files import make_folder
+from fedmf.trackers.base import Tracker
+from fedmf.training.under_way import Training
+
+# Most parameters of one call, and the longest value of a parameter, that MLflow takes.
+_MAX_PARAMETERS = 100
+_MAX_VALUE = 6000
+_LOCAL_SCHEMES = ("", "file", "sqlite")
+
+
+class MLflow(Tracker):
+    """A callback that records a run in MLflow: `pip install 'fedmf[mlflow]'`.
+
+    Args:
+      tracking_uri: MLflow's tracking URI; None for the environment variable MLFLOW_TRACKING_URI
+        or, without it, the private folder mlflow beside the run's folder. To look at the runs,
+        install the whole of MLflow: `mlflow ui --backend-store-uri sqlite:///runs/mlflow/runs.db`.
+      experiment: name of MLflow's experiment.
+      covered_only: as of `Tracker`.
+
+    Raises:
+      ImportError: MLflow is not installed.
+    """
+
+    name = "mlflow"
+
+    def __init__(
+        self,
+        *,
+        tracking_uri: str | None = None,
+        experiment: str = "fedmf",
+        covered_only: bool | None = None,
+    ) -> None:
+        super().__init__(covered_only=covered_only)
+        try:
+            import mlflow
+        except ImportError:
+            raise ImportError(
+                "tracker=mlflow needs MLflow, which is not installed: pip install 'fedmf[mlflow]'"
+            ) from None
+        self._mlflow = mlflow
+        self._uri = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or ""
+        self._experiment = experiment
+
+    def is_local(self) -> bool:
+        """Returns whether the tracking URI is that of a file or a folder."""
+        return urllib.parse.urlsplit(self._uri).scheme in _LOCAL_SCHEMES
+
+    def open(self, training: Training, run_id: str | None) -> str:
+        """Opens MLflow's run, and returns its id."""
+        run_folder = training.folder.path.absolute()
+        artifact_location = None
+        if not self._uri:
+            mlflow_folder = run_folder.parent / "mlflow"
+            make_folder(mlflow_folder)
+            self._uri = f"sqlite:///{mlflow_folder / 'runs.db'}"
+            artifact_location = (mlflow_folder / "artifacts").as_uri()
+        self._client = self._mlflow.MlflowClient(tracking_uri=self._uri)
+        if run_id is not None:
+            self._run_id = run_id
+            self._client.update_run(run_id, status="RUNNING")
+            return run_id
+        experiment = self._client.get_experiment_by_name(self._experiment)
+        if experiment is None:
+            experiment_id = self._client.create_experiment(
+                self._experiment, artifact_location=artifact_location
+            )
+        else:
+            experiment_id = experiment.experiment_id
+        tracked_run = self._client.create_run(experiment_id, run_name=run_folder.name)
+        self._run_id = str(tracked_run.info.run_id)
+        return self._run_id
+
+    def log_parameters(self, parameters: Mapping[str, Any]) -> None:
+        """Records the parameters of the run."""
+        params = [
+            self._mlflow.entities.Param(name, str(value)[:_MAX_VALUE])
+            for name, value in parameters.items()
+        ]
+        for start in range(0, len(params), _MAX_PARAMETERS):
+            self._client.log_batch(self._run_id, params=params[start : start + _MAX_PARAMETERS])
+
+    def log_metrics(self, metrics: Mapping[str, float], t: int) -> None:
+        """Records the metrics of round t."""
+        milliseconds = int(time.time() * 1000)
+        entries = [
+            self._mlflow.entities.Metric(re.sub(r"[^\w./ -]", "_", name), value, milliseconds, t)
+            for name, value in metrics.items()
+        ]
+        self._client.log_batch(self._run_id, metrics=entries)
+
+    def log_file(self, path: pathlib.Path, folder: str) -> None:
+        """Records a file as an artifact."""
+        self._client.log_artifact(self._run_id, str(path), folder or None)
+
+    def close(self, *, is_finished: bool) -> None:
+        """Ends MLflow's run."""
+        status = "FINISHED" if is_finished else "KILLED"
+        self._client.set_terminated(self._run_id, status)
