@@ -114,8 +114,8 @@ _PLACE_BY_SEED: dict[bytes, str | None] = {}
 
 
 def warn_of_used_seed(seed: int, folder: pathlib.Path | None) -> None:
-    """Warns, once for each seed, if a new server has the noise seed of another server in this
-    process.
+    """Warns, once for each seed, if a new server or process of TFF has the noise seed of another
+    one in this program.
 
     Warns:
       UserWarning: naming both folders.
@@ -125,9 +125,9 @@ def warn_of_used_seed(seed: int, folder: pathlib.Path | None) -> None:
     if first_place is not None:
         _PLACE_BY_SEED[seed_digest] = None
         warnings.warn(
-            f"two servers of this process have one noise seed (the first {first_place}, the second "
+            f"two runs of this program have one noise seed (the first {first_place}, the second "
             f"{_place(folder)}): the difference of their releases of one round has no noise; give "
-            'each server a seed of its own, such as noise_seed="os"',
+            'each run a seed of its own, such as noise_seed="os"',
             UserWarning,
             stacklevel=3,
         )

@@ -65,19 +65,19 @@ class MLflow(Tracker):
             make_folder(mlflow_folder)
             self._uri = f"sqlite:///{mlflow_folder / 'runs.db'}"
             artifact_location = (mlflow_folder / "artifacts").as_uri()
-        self._client = self._mlflow.MlflowClient(tracking_uri=self._uri)
+        self._client: Any = self._mlflow.MlflowClient(tracking_uri=self._uri)
         if run_id is not None:
             self._run_id = run_id
-            self._client.update_run(run_id, status="RUNNING")
+            self._call("update_run", run_id, status="RUNNING")
             return run_id
-        experiment = self._client.get_experiment_by_name(self._experiment)
+        experiment = self._call("get_experiment_by_name", self._experiment)
         if experiment is None:
-            experiment_id = self._client.create_experiment(
-                self._experiment, artifact_location=artifact_location
+            experiment_id = self._call(
+                "create_experiment", self._experiment, artifact_location=artifact_location
             )
         else:
             experiment_id = experiment.experiment_id
-        tracked_run = self._client.create_run(experiment_id, run_name=run_folder.name)
+        tracked_run = self._call("create_run", experiment_id, run_name=run_folder.name)
         self._run_id = str(tracked_run.info.run_id)
         return self._run_id
 
@@ -88,7 +88,7 @@ class MLflow(Tracker):
             for name, value in parameters.items()
         ]
         for start in range(0, len(params), _MAX_PARAMETERS):
-            self._client.log_batch(self._run_id, params=params[start : start + _MAX_PARAMETERS])
+            self._call("log_batch", self._run_id, params=params[start : start + _MAX_PARAMETERS])
 
     def log_metrics(self, metrics: Mapping[str, float], t: int) -> None:
         """Records the metrics of round t."""
@@ -97,13 +97,28 @@ class MLflow(Tracker):
             self._mlflow.entities.Metric(re.sub(r"[^\w./ -]", "_", name), value, milliseconds, t)
             for name, value in metrics.items()
         ]
-        self._client.log_batch(self._run_id, metrics=entries)
+        self._call("log_batch", self._run_id, metrics=entries)
 
     def log_file(self, path: pathlib.Path, folder: str) -> None:
         """Records a file as an artifact."""
-        self._client.log_artifact(self._run_id, str(path), folder or None)
+        self._call("log_artifact", self._run_id, str(path), folder or None)
 
     def close(self, *, is_finished: bool) -> None:
         """Ends MLflow's run."""
         status = "FINISHED" if is_finished else "KILLED"
-        self._client.set_terminated(self._run_id, status)
+        self._call("set_terminated", self._run_id, status)
+
+    def _call(self, method_name: str, *args: Any, **options: Any) -> Any:
+        """Calls a method of MLflow's client, and returns its result.
+
+        Raises:
+          ValueError: MLflow answers with an error.
+        """
+        try:
+            return getattr(self._client, method_name)(*args, **options)
+        except self._mlflow.exceptions.MlflowException as error:
+            first_line = str(error).partition("\n")[0]
+            raise ValueError(
+                f"tracker=mlflow: MLflow refused {method_name} ({first_line}): mend its server or "
+                "folder and resume the run, or resume the run without `tracker`"
+            ) from error

@@ -17,6 +17,7 @@ from fedmf.trackers import TRACKERS, MLflow, Tracker, WandB
 from fedmf.trackers import base as trackers_base
 from tests.cli.program import SECRET, refused
 from tests.cli.program import fedmf as program
+from tests.refusals import refusal
 from tests.training.numpy_task import config, train
 
 ROUNDS = 6
@@ -199,6 +200,17 @@ def test_mlflow_has_one_run_of_a_resumed_run(tmp_path, monkeypatch):
     expected_statement = (tmp_path / "run" / "final_statement.md").read_text()
     assert pathlib.Path(statement_path).read_text() == expected_statement
     assert_nothing_private(tmp_path / "mlflow", tmp_path / "run")
+
+
+def test_a_run_that_mlflow_lacks_is_refused_in_a_sentence(tmp_path, monkeypatch):
+    pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    tracker = MLflow(tracking_uri=str(tmp_path / "mlruns"))
+    train(tmp_path / "run", callbacks=[training.StopAfter(1)])
+    entry = {"run_id": "0" * 32, "rounds": 1}
+    (tmp_path / "run" / "trackers.json").write_text(json.dumps({"mlflow": entry}))
+    with refusal("MLflow refused update_run .*resume the run without `tracker`"):
+        train(tmp_path / "run", resume=True, callbacks=[tracker])
 
 
 def test_mlflow_elsewhere_is_not_local(monkeypatch):

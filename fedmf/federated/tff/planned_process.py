@@ -28,7 +28,7 @@ from fedmf.federated.tff.check_process import check_process
 from fedmf.federated.tff.cohort_source import controller_arguments
 from fedmf.files import check_archive, checked_path, sync_folder, write_atomically
 from fedmf.participation.ledger import ParticipationLedger, check_clients
-from fedmf.server.calls import ExclusiveCalls, exclusive
+from fedmf.server.calls import ExclusiveCalls, count_seed, exclusive, warn_of_used_seed
 from fedmf.server.folder import log_lines
 from fedmf.server.folder_kind import FolderKind, ReadableFile
 from fedmf.server.host_noise import HostNoise, noise_state_of
@@ -111,6 +111,9 @@ class PlannedProcess(ExclusiveCalls):
         another plan, controller, noise seed or process.
       OSError: the folder cannot be written.
 
+    Warns:
+      UserWarning: once, where another process of this program has the same noise seed.
+
     Example:
       >>> import tempfile
       >>> import fedmf, numpy as np, tensorflow_federated as tff
@@ -179,6 +182,7 @@ class PlannedProcess(ExclusiveCalls):
                 self._resume()
             else:
                 self._begin()
+            count_seed(self._key_number(), self._path)
             self._host_noise: HostNoise | None = None
             if aggregator.noise_strategy == "precomputed":
                 self._host_noise = HostNoise.for_state(self.plan, self.state)
@@ -193,6 +197,7 @@ class PlannedProcess(ExclusiveCalls):
         """Writes the files that the folder has before round 0."""
         self._progress = _Progress(self._template)
         self._journal_folder.prepare()
+        warn_of_used_seed(self._key_number(), self._path)
         state_arrays = with_numbers(_STATE, checked_arrays("state", tf.nest.flatten(self.state)))
         write_atomically(
             self._path / _INITIAL_STATE, lambda out: np.savez(out, **state_arrays), mode=0o600
@@ -204,6 +209,10 @@ class PlannedProcess(ExclusiveCalls):
                 _CONFIG: strict_json.dumps(config_content, indent=2) + "\n",
             }
         )
+
+    def _key_number(self) -> int:
+        """Returns the key of the noise as one number. It is that of no other noise seed."""
+        return int.from_bytes(np.asarray(noise_state_of(self.state).key).tobytes())
 
     def _resume(self) -> None:
         """Restores state and ledger after the newest committed round.

@@ -364,6 +364,15 @@ def test_a_sampled_cohort_is_the_schemes_own(tmp_path):
         assert [training.ledger.cohort(t).tolist() for t in range(2)] == cohorts
 
 
+def test_two_folders_with_one_noise_key_cause_a_warning(tmp_path):
+    process = NumpyProcess()
+    initial_state = process.initialize()
+    process.initialize = lambda: initial_state
+    planned(tmp_path / "first", process).close()
+    with pytest.warns(UserWarning, match="two runs of this program have one noise seed .*second"):
+        planned(tmp_path / "second", process).close()
+
+
 def test_secrets_are_readable_by_their_owner_alone(begun):
     assert (begun / "private").stat().st_mode & 0o077 == 0
     assert all(path.stat().st_mode & 0o077 == 0 for path in private_files(begun))
