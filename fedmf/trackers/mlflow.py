@@ -1,11 +1,12 @@
 """A callback that records a run in MLflow."""
 
+import contextlib
 import os
 import pathlib
 import re
 import time
 import urllib.parse
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fedmf.files import make_folder
@@ -65,21 +66,26 @@ class MLflow(Tracker):
             make_folder(mlflow_folder)
             self._uri = f"sqlite:///{mlflow_folder / 'runs.db'}"
             artifact_location = (mlflow_folder / "artifacts").as_uri()
-        self._client: Any = self._mlflow.MlflowClient(tracking_uri=self._uri)
-        if run_id is not None:
-            self._run_id = run_id
-            self._call("update_run", run_id, status="RUNNING")
-            return run_id
-        experiment = self._call("get_experiment_by_name", self._experiment)
-        if experiment is None:
-            experiment_id = self._call(
-                "create_experiment", self._experiment, artifact_location=artifact_location
-            )
-        else:
-            experiment_id = experiment.experiment_id
-        tracked_run = self._call("create_run", experiment_id, run_name=run_folder.name)
-        self._run_id = str(tracked_run.info.run_id)
-        return self._run_id
+        with self._refusals():
+            self._client = self._mlflow.MlflowClient(tracking_uri=self._uri)
+            if run_id is None:
+                experiment_id = self._experiment_id(artifact_location)
+                tracked_run = self._client.create_run(experiment_id, run_name=run_folder.name)
+                run_id = str(tracked_run.info.run_id)
+            else:
+                self._client.update_run(run_id, status="RUNNING")
+        self._run_id = run_id
+        return run_id
+
+    def _experiment_id(self, artifact_location: str | None) -> str:
+        """Returns the id of MLflow's experiment, which is created if it does not exist."""
+        experiment = self._client.get_experiment_by_name(self._experiment)
+        if experiment is not None:
+            return str(experiment.experiment_id)
+        experiment_id = self._client.create_experiment(
+            self._experiment, artifact_location=artifact_location
+        )
+        return str(experiment_id)
 
     def log_parameters(self, parameters: Mapping[str, Any]) -> None:
         """Records the parameters of the run."""
@@ -87,8 +93,10 @@ class MLflow(Tracker):
             self._mlflow.entities.Param(name, str(value)[:_MAX_VALUE])
             for name, value in parameters.items()
         ]
-        for start in range(0, len(params), _MAX_PARAMETERS):
-            self._call("log_batch", self._run_id, params=params[start : start + _MAX_PARAMETERS])
+        with self._refusals():
+            for start in range(0, len(params), _MAX_PARAMETERS):
+                batch = params[start : start + _MAX_PARAMETERS]
+                self._client.log_batch(self._run_id, params=batch)
 
     def log_metrics(self, metrics: Mapping[str, float], t: int) -> None:
         """Records the metrics of round t."""
@@ -97,28 +105,28 @@ class MLflow(Tracker):
             self._mlflow.entities.Metric(re.sub(r"[^\w./ -]", "_", name), value, milliseconds, t)
             for name, value in metrics.items()
         ]
-        self._call("log_batch", self._run_id, metrics=entries)
+        with self._refusals():
+            self._client.log_batch(self._run_id, metrics=entries)
 
     def log_file(self, path: pathlib.Path, folder: str) -> None:
         """Records a file as an artifact."""
-        self._call("log_artifact", self._run_id, str(path), folder or None)
+        with self._refusals():
+            self._client.log_artifact(self._run_id, str(path), folder or None)
 
     def close(self, *, is_finished: bool) -> None:
         """Ends MLflow's run."""
         status = "FINISHED" if is_finished else "KILLED"
-        self._call("set_terminated", self._run_id, status)
+        with self._refusals():
+            self._client.set_terminated(self._run_id, status)
 
-    def _call(self, method_name: str, *args: Any, **options: Any) -> Any:
-        """Calls a method of MLflow's client, and returns its result.
-
-        Raises:
-          ValueError: MLflow answers with an error.
-        """
+    @contextlib.contextmanager
+    def _refusals(self) -> Iterator[None]:
+        """Raises ValueError, in one sentence, if MLflow answers a call of the block by an error."""
         try:
-            return getattr(self._client, method_name)(*args, **options)
+            yield
         except self._mlflow.exceptions.MlflowException as error:
             first_line = str(error).partition("\n")[0]
             raise ValueError(
-                f"tracker=mlflow: MLflow refused {method_name} ({first_line}): mend its server or "
-                "folder and resume the run, or resume the run without `tracker`"
+                f"tracker=mlflow: MLflow refused a call ({first_line}): mend its server or folder "
+                "and resume the run, or resume the run without `tracker`"
             ) from error

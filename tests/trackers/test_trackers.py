@@ -209,7 +209,7 @@ def test_a_run_that_mlflow_lacks_is_refused_in_a_sentence(tmp_path, monkeypatch)
     train(tmp_path / "run", callbacks=[training.StopAfter(1)])
     entry = {"run_id": "0" * 32, "rounds": 1}
     (tmp_path / "run" / "trackers.json").write_text(json.dumps({"mlflow": entry}))
-    with refusal("MLflow refused update_run .*resume the run without `tracker`"):
+    with refusal("MLflow refused a call .*resume the run without `tracker`"):
         train(tmp_path / "run", resume=True, callbacks=[tracker])
 
 
