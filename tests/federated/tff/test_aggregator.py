@@ -101,7 +101,7 @@ def test_each_process_of_a_factory_has_noise_of_its_own_and_the_key_in_its_state
 def processes_and_states():
     """Returns processes of several plans, and the state of each after one round."""
     plans = {
-        "tree": plan_of(MECHANISMS["tree online"](4)),
+        "tree": plan_of(MECHANISMS["tree online"](8)),
         "banded": plan_of(MECHANISMS["banded"](4)),
         "banded, other noise": plan_of(MECHANISMS["banded"](4), noise_multiplier=3.0),
     }
