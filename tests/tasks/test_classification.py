@@ -59,7 +59,12 @@ def task_of(data, **task_options):
 
 @pytest.mark.usefixtures("clients_in_turn")
 @pytest.mark.parametrize(
-    ("name", "model"), [("numbers", "logistic"), ("numbers", "dense"), ("texts", "pooled-text")]
+    ("name", "model"),
+    [
+        ("numbers", "logistic"),
+        pytest.param("numbers", "dense", marks=pytest.mark.slow),
+        pytest.param("texts", "pooled-text", marks=pytest.mark.slow),
+    ],
 )
 def test_each_model_learns(data_files, tmp_path, name, model):
     line = f"train --data {data_files[name]} -o model={model} -o hashed-words=50 {RUN}"
