@@ -322,7 +322,8 @@ def task_from_config(config: "TrainConfig", *, progress: bool = True) -> "Task":
             f"task={task_name!r} cannot be called ({error}): give its first parameter a frozen "
             "dataclass of options as its type, and no other parameter without a default"
         ) from error
-    if task_name in TASKS:
+    needs_tensorflow = getattr(task_options, "framework", "tensorflow") == "tensorflow"
+    if task_name in TASKS and needs_tensorflow:
         # Importing `fedmf.federated` loads TensorFlow without its log messages. If TensorFlow is
         # missing, the error says how to install it.
         import fedmf.federated  # noqa: F401

@@ -23,6 +23,13 @@ MAX_BATCH_EXAMPLES = 256
 MAX_OUTPUT_BYTES = 2**25
 
 
+class _WeightedSum(NamedTuple):
+    """The sum of a metric over the examples of a batch, and the sum of their weights."""
+
+    total: float
+    weight: float
+
+
 class _EvaluatedFunctions(NamedTuple):
     """A module in evaluation mode, with metrics by name and the loss."""
 
@@ -64,13 +71,13 @@ class ModuleEvaluator:
                 for start in range(0, num_examples, self._batch_size)
             )
             sums_of_batches = list(self._pool.map(self._evaluate, batches))
-        means = [math.fsum(sums) / num_examples for sums in zip(*sums_of_batches, strict=True)]
+        means = [_mean(sums) for sums in zip(*sums_of_batches, strict=True)]
         names = ["loss", *(name for name in self._functions.metrics if name != "loss")]
         value_by_name = dict(zip(names, means, strict=True))
         undefined_names = (name for name, value in value_by_name.items() if math.isnan(value))
         return Evaluation(value_by_name, frozenset(undefined_names))
 
-    def _evaluate(self, batch: Examples) -> list[float]:
+    def _evaluate(self, batch: Examples) -> list[_WeightedSum]:
         """Returns the loss and the metrics of a batch, each summed over its examples."""
         torch.set_num_threads(1)
         with torch.no_grad(), torch.autocast(self._device.type, enabled=False):
@@ -79,7 +86,8 @@ class ModuleEvaluator:
             outputs = module(x)
             loss_metric = metrics.pop("loss", None)
             if loss_metric is None:
-                loss = float(example_losses(loss_function, outputs, labels).double().sum())
+                losses = example_losses(loss_function, outputs, labels)
+                loss = _WeightedSum(float(losses.double().sum()), count(batch))
             else:
                 loss = _sum_over_examples("loss", loss_metric, outputs, labels, count(batch))
             metric_sums = [
@@ -112,9 +120,17 @@ class ModuleEvaluator:
         return min(MAX_BATCH_EXAMPLES, 1 << max(0, max_examples.bit_length() - 1))
 
 
+def _mean(sums: Sequence[_WeightedSum]) -> float:
+    """Returns the mean over all examples of a metric; NaN if their weights are 0."""
+    weight = math.fsum(batch_sum.weight for batch_sum in sums)
+    if not weight:
+        return math.nan
+    return math.fsum(batch_sum.total for batch_sum in sums) / weight
+
+
 def _sum_over_examples(
     name: str, metric: TensorFunction, outputs: Any, labels: Any, num_examples: int
-) -> float:
+) -> _WeightedSum:
     """Returns a metric of a batch, summed over its examples.
 
     Raises:
@@ -122,9 +138,19 @@ def _sum_over_examples(
     """
     # A metric may write to what it gets.
     own_outputs, own_labels = pytree.tree_map(torch.clone, (outputs, labels))
-    values = torch.as_tensor(metric(own_outputs, own_labels)).double()
-    if values.numel() == 1:
-        return float(values) * num_examples
+    result = metric(own_outputs, own_labels)
+    weight = float(num_examples)
+    if isinstance(result, tuple):
+        result, weights = result
+        weight = _sum_of_examples(name, weights, num_examples)
+    elif torch.as_tensor(result).numel() == 1:
+        return _WeightedSum(float(result) * num_examples, weight)
+    return _WeightedSum(_sum_of_examples(name, result, num_examples), weight)
+
+
+def _sum_of_examples(name: str, values: Any, num_examples: int) -> float:
+    """Returns the sum of a result of a metric, which has one number for each example."""
+    values = torch.as_tensor(values).double()
     if values.shape == (num_examples,):
         return float(values.sum())
     raise ValueError(

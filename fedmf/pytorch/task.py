@@ -36,9 +36,10 @@ class Task(training.Task):
         and no decision on values. A client minimises the mean over the examples of a batch of the
         weight times the loss, with weight 1 unless the task has sample_weight or class_weight.
         Labels that are whole numbers are int64.
-      metrics: name -> (outputs, labels) -> a number for each example of a batch, or their mean.
-        Reports show the first. One may be named "loss"; otherwise the loss is reported as the mean
-        over examples.
+      metrics: name -> (outputs, labels) -> a number for each example of a batch, or their mean. A
+        metric may also return a pair of such numbers, and is then the sum of the first over the sum
+        of the second, such as right words over all words. Reports show the first metric. One may be
+        named "loss"; otherwise the loss is reported as the mean over examples.
 
     Raises:
       TypeError: an attribute is not of its type, or no function of as many arguments.

@@ -10,7 +10,7 @@ from fedmf.tasks.stackoverflow.synthetic import write_synthetic_corpus
 from fedmf.tasks.stackoverflow.text_import import import_text
 
 if TYPE_CHECKING:
-    from fedmf.federated.task import Task
+    from fedmf.training.task import Task
 
 __all__ = [
     "StackOverflowOptions",
@@ -22,7 +22,10 @@ __all__ = [
 
 
 def stackoverflow_nwp(options: StackOverflowOptions, *, progress: bool = True) -> "Task":
-    """Returns the StackOverflow task, as `task.build_task` does, and imports TensorFlow."""
+    """Returns the StackOverflow task, as `task.build_task` does.
+
+    It imports the framework of the options.
+    """
     from fedmf.tasks.stackoverflow.task import build_task
 
     return build_task(options, progress=progress)

@@ -6,6 +6,7 @@ from fedmf import fields
 
 LOSSES = ("published", "masked")
 MODELS = ("plain", "published")
+FRAMEWORKS = ("tensorflow", "torch")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -55,6 +56,20 @@ class StackOverflowOptions(fields.Checked):
     max_clients: int | None = fields.whole_number(
         None, "Limit on the train clients, the first in TFF's order; by default all."
     )
+
+    framework: str = fields.choice(
+        "tensorflow",
+        "Library of the model, tensorflow or torch; its weights have the same shapes in both.",
+        lambda: FRAMEWORKS,
+    )
+
+    def sizes(self) -> dict[str, int]:
+        """Returns the sizes of the model by name."""
+        return {
+            "vocabulary_size": self.vocabulary_size,
+            "embedding_size": self.embedding_size,
+            "lstm_size": self.lstm_size,
+        }
 
     def on_data(self, data: str) -> "StackOverflowOptions":
         """Returns the options for another data file, in which words keep the ids that they have for

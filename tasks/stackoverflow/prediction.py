@@ -6,7 +6,6 @@ import numpy as np
 
 from fedmf.runs.folder import Run
 from fedmf.runs.vocabulary import VOCABULARY, RunVocabulary
-from fedmf.tasks.stackoverflow import model
 from fedmf.tasks.stackoverflow.preprocessing import Preprocessor
 
 END_OF_SENTENCE = "(end of the sentence)"
@@ -47,7 +46,7 @@ def next_words(run: Run, text: str, count: int = 5) -> dict[str, Any]:
     if vocabulary.sequence_length == 1:
         read_words = []
     x, _ = preprocessor.encode([" ".join(read_words)])
-    logits = _model_of(run, vocabulary)(x).numpy()[0, len(read_words)].astype(np.float64)
+    logits = _logits(run, vocabulary, x)[0, len(read_words)].astype(np.float64)
     probabilities = np.exp(logits - logits.max())
     probabilities /= probabilities.sum()
     special_ids = preprocessor.ids
@@ -63,19 +62,25 @@ def next_words(run: Run, text: str, count: int = 5) -> dict[str, Any]:
     }
 
 
-def _model_of(run: Run, vocabulary: RunVocabulary) -> Any:
-    """Builds the model of a run, whose sizes follow from the shapes of its weights.
+def _logits(run: Run, vocabulary: RunVocabulary, x: np.ndarray) -> np.ndarray:
+    """Returns the logits of the model of a run, whose sizes follow from the shapes of its weights.
 
     The two forms of the model differ in initialisers, and behind padding, which is never read here.
     """
     weights = run.weights
-    embedding, kernel = weights[0], weights[2]
-    run_model = model.build_model(
-        0,
-        vocabulary_size=vocabulary.vocabulary_size,
-        sequence_length=vocabulary.sequence_length,
-        embedding_size=embedding.shape[1],
-        lstm_size=kernel.shape[0],
-    )
+    embedding, recurrent_kernel = weights[0], weights[2]
+    sizes = {
+        "vocabulary_size": vocabulary.vocabulary_size,
+        "embedding_size": embedding.shape[1],
+        "lstm_size": recurrent_kernel.shape[0],
+    }
+    if run.config.task_options.get("framework") == "torch":
+        from fedmf.tasks.stackoverflow.torch_model import logits_of_weights
+
+        return logits_of_weights(weights, x, sizes)
+    from fedmf.tasks.stackoverflow import model
+
+    run_model = model.build_model(0, sequence_length=vocabulary.sequence_length, **sizes)
     run_model.set_weights(weights)
-    return run_model
+    logits: np.ndarray = run_model(x).numpy()
+    return logits

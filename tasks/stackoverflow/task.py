@@ -3,19 +3,18 @@
 import collections
 import functools
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import numpy as np
 
-from fedmf.federated.task import Task
 from fedmf.runs.vocabulary import RunVocabulary
 from fedmf.tasks.data_file import SYNTHETIC
-from fedmf.tasks.stackoverflow import data, model, vocabulary
-from fedmf.tasks.stackoverflow.compiled import compiled_epoch
-from fedmf.tasks.stackoverflow.lstm import with_keras_lstm
+from fedmf.tasks.stackoverflow import data, vocabulary
 from fedmf.tasks.stackoverflow.options import StackOverflowOptions
 from fedmf.tasks.stackoverflow.preprocessing import Preprocessor
 from fedmf.terminal import progress_bar
 from fedmf.training.examples import Examples
+from fedmf.training.task import Task
 
 # The papers' code takes the validation sentences of `create_tf_dataset_from_all_clients(seed=0)` of
 # TFF 0.87, which shuffles the sorted client ids with this seed.
@@ -52,7 +51,7 @@ class _Cache:
 
 
 def build_task(o: StackOverflowOptions, *, progress: bool = True) -> Task:
-    """Returns the StackOverflow next-word task.
+    """Returns the StackOverflow next-word task, whose model is of the framework of the options.
 
     Validation is the first `validation_sentences` sentences of the test split, with all sentences
     of a client after another and clients in the order of `evaluation_order`, as in the papers'
@@ -68,8 +67,6 @@ def build_task(o: StackOverflowOptions, *, progress: bool = True) -> Task:
       FileNotFoundError: no data file; the message says what to put where.
       ValueError: a damaged file, or an empty test split.
     """
-    loss_function = model.make_loss(o.loss)
-    sizes = {name: getattr(o, name) for name in ("vocabulary_size", "embedding_size", "lstm_size")}
     corpus = data.open_corpus(o.data)
     word_corpus = corpus if o.vocabulary_data is None else data.open_corpus(o.vocabulary_data)
     loaded = vocabulary.load_vocabulary(word_corpus, o.vocabulary_size, progress=progress)
@@ -120,33 +117,33 @@ def build_task(o: StackOverflowOptions, *, progress: bool = True) -> Task:
     synthetic_clients = ""
     if corpus.application_id == SYNTHETIC:
         synthetic_clients = f"{len(client_ids)} clients of a synthetic corpus, which fedmf wrote"
-    return Task(
-        name="stackoverflow_nwp",
-        description=description,
-        synthetic_clients=synthetic_clients,
+    attributes: dict[str, Any] = {
+        "name": "stackoverflow_nwp",
+        "description": description,
+        "synthetic_clients": synthetic_clients,
         # The vocabulary may come from a separate file, which can change while the data file does
         # not. The order of clients decides which sentences are for validation, so a run that was
         # validated on other sentences is not resumed.
-        data_version=f"{corpus.version}-{loaded.version}-shuffle{_EVALUATION_SEED}",
-        client_ids=client_ids,
-        client_examples=_Cache(read_client, preprocessor.ids.classes),
-        evaluation_examples=evaluation_examples,
-        build_model=functools.partial(
-            model.build_model, sequence_length=o.sequence_length, form=o.model, **sizes
-        ),
-        loss=loss_function,
-        metric_note="leaves out padding, unknown words and sentence ends",
-        metrics=functools.partial(model.make_metrics, o.loss, preprocessor.ids),
-        batch_size=o.batch_size,
-        export_model=with_keras_lstm,
-        vocabulary=RunVocabulary(
+        "data_version": f"{corpus.version}-{loaded.version}-shuffle{_EVALUATION_SEED}",
+        "client_ids": client_ids,
+        "client_examples": _Cache(read_client, preprocessor.ids.classes),
+        "evaluation_examples": evaluation_examples,
+        "metric_note": "leaves out padding, unknown words and sentence ends",
+        "batch_size": o.batch_size,
+        "vocabulary": RunVocabulary(
             words=loaded.words,
             vocabulary_size=o.vocabulary_size,
             sequence_length=o.sequence_length,
             source=loaded.source,
         ),
-        compiled_epoch=compiled_epoch(**sizes, form=o.model, loss=o.loss, batch_size=o.batch_size),
-    )
+    }
+    if o.framework == "torch":
+        from fedmf.tasks.stackoverflow.torch_task import torch_task
+
+        return torch_task(o, attributes)
+    from fedmf.tasks.stackoverflow.keras_task import keras_task
+
+    return keras_task(o, attributes)
 
 
 def _model_description(o: StackOverflowOptions, words: vocabulary.Vocabulary) -> str:
@@ -158,6 +155,8 @@ def _model_description(o: StackOverflowOptions, words: vocabulary.Vocabulary) ->
     words_text += f"embedding {o.embedding_size}, LSTM {o.lstm_size}"
     if o.model == "published":
         words_text += ", published form"
+    if o.framework == "torch":
+        words_text += ", in PyTorch"
     return f"{words_text}; {o.loss} loss"
 
 
