@@ -69,7 +69,7 @@ def _logits(run: Run, vocabulary: RunVocabulary, x: np.ndarray) -> np.ndarray:
     """
     weights = run.weights
     embedding, recurrent_kernel = weights[0], weights[2]
-    sizes = {
+    sizes: dict[str, Any] = {
         "vocabulary_size": vocabulary.vocabulary_size,
         "embedding_size": embedding.shape[1],
         "lstm_size": recurrent_kernel.shape[0],

@@ -8,6 +8,7 @@ exchange weights. The LSTM has one bias, as Keras's has, where that of torch.nn 
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -125,7 +126,7 @@ def _truncated_normal(
 
 
 def logits_of_weights(
-    weights: Sequence[np.ndarray], x: np.ndarray, sizes: Mapping[str, int]
+    weights: Sequence[np.ndarray], x: np.ndarray, sizes: Mapping[str, Any]
 ) -> np.ndarray:
     """Returns the logits of a model with these weights for word ids (batch, length)."""
     model = NextWord(0, **sizes)

@@ -89,7 +89,8 @@ def test_the_option_trains_the_model_in_pytorch(tmp_path):
         vocabulary_size=300, progress=False,
     )  # fmt: skip
     config = fedmf.TrainConfig(
-        task="stackoverflow_nwp", data=str(data), rounds=2, cohort_size=4, min_sep=2, family="banded", noise_multiplier=0.1,
+        task="stackoverflow_nwp", data=str(data), rounds=2, cohort_size=4, min_sep=2,
+        family="banded", noise_multiplier=0.3,
         client_learning_rate=0.5, clip_norm=0.3,
         task_options={"framework": "torch", "vocabulary_size": "40", "lstm_size": "8"},
     )  # fmt: skip

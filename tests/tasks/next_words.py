@@ -103,7 +103,7 @@ def gradients_of(task, options, weights, x, y):
 def config_of():
     """Returns the config of the run that is compared."""
     return fedmf.TrainConfig(
-        rounds=5, cohort_size=6, min_sep=2, family="banded", noise_multiplier=0.1, seed=3,
+        rounds=5, cohort_size=6, min_sep=2, family="banded", noise_multiplier=0.3, seed=3,
         client_learning_rate=0.5, server_learning_rate=1.0, server_momentum=0.9, clip_norm=0.3,
     )  # fmt: skip
 
