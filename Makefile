@@ -94,7 +94,7 @@ bench-cluster: setup
 
 # Other libraries in an environment of their own, beside fedmf in one sitting; not part of CI. Flower has its environment already.
 # opake does not start on early releases of Python 3.11 and 3.12, and runs from the same environment on 3.13.
-compare: setup .venv-compare/.installed .venv-flower/.installed
+compare: setup .venv-compare/.installed .venv-flower/.installed .venv-torch/.installed
 	.venv/bin/python -m benchmarks.compare $(if $(MODERN),--newer $(MODERN)) --write docs/costs.md
 
 lint: setup .venv-lint/.installed

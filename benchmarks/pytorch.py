@@ -21,7 +21,7 @@ import platform
 import statistics
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 from unittest import mock
 
@@ -65,12 +65,11 @@ class TimedWork(ClientWork):
 
 
 class Measure(pytorch.Callback):
-    """Collects the seconds of each round."""
+    """Measures the seconds of each round, and passes them on."""
 
-    def __init__(self, seconds: Seconds) -> None:
-        self.rounds: list[Seconds] = []
-        self.explanation = ""
+    def __init__(self, seconds: Seconds, on_seconds: Callable[[Seconds], None]) -> None:
         self._seconds = seconds
+        self._on_seconds = on_seconds
         self._start = 0.0
 
     def on_start(self, training: Any) -> None:
@@ -86,10 +85,10 @@ class Measure(pytorch.Callback):
         self._begin()
 
     def on_round(self, training: Any, row: dict[str, Any]) -> None:
-        """Notes the seconds of a round, and begins with the next one."""
+        """Passes on the seconds of a round, and begins with the next one."""
         self._seconds["round"] = time.perf_counter() - self._start
         self._seconds["noise"] = self._seconds["release"] - self._seconds["clients"]
-        self.rounds.append(dict(self._seconds))
+        self._on_seconds(dict(self._seconds))
         self._begin()
 
     def _begin(self) -> None:
@@ -97,16 +96,30 @@ class Measure(pytorch.Callback):
         self._start = time.perf_counter()
 
 
-def measure(model: str, clients: int, passes: int, device: str, lstm: str) -> dict[str, Any]:
-    """Returns the seconds of each counted round, and how its clients trained."""
+def train_rounds(
+    task: pytorch.Task,
+    clients: int,
+    rounds: int,
+    on_seconds: Callable[[Seconds], None],
+    **options: Any,
+) -> str:
+    """Trains rounds of a task, and returns the sentence that says how clients trained.
+
+    Args:
+      task: the task, with at least `clients` clients.
+      clients: clients of a round.
+      rounds: number of rounds. The last one is followed by an evaluation.
+      on_seconds: called with the seconds of each round, which ends when it returns.
+      options: `device` and `threads` of `fedmf.train`.
+    """
     seconds: Seconds = {}
-    recorder = Measure(seconds)
+    sentences: list[str] = []
     choose = learner.client_setup.choose_client_work
     collect = FastExecution.collect_release
 
     def timed_choice(*arguments: Any) -> ClientWork:
         work = choose(*arguments)
-        recorder.explanation = work.explain()
+        sentences.append(work.explain())
         return TimedWork(work, seconds)
 
     def timed_release(execution: Any, *arguments: Any) -> Any:
@@ -115,13 +128,11 @@ def measure(model: str, clients: int, passes: int, device: str, lstm: str) -> di
         seconds["release"] += time.perf_counter() - start
         return release
 
-    rounds = passes + _NOT_COUNTED + 1  # The last round is followed by an evaluation.
     config = fedmf.TrainConfig(
         rounds=rounds, cohort_size=clients, family="blt", schema="every_round",
         noise_multiplier=1e-6, clip_norm=1.0, client_learning_rate=1.0, seed=0,
         evaluate_every=rounds,
     )  # fmt: skip
-    task = torch_task(model, clients, pytorch_lstm=lstm == "pytorch")
     with (
         tempfile.TemporaryDirectory() as temporary,
         mock.patch.object(learner.client_setup, "choose_client_work", timed_choice),
@@ -129,9 +140,18 @@ def measure(model: str, clients: int, passes: int, device: str, lstm: str) -> di
     ):
         fedmf.train(
             task, config, folder=pathlib.Path(temporary) / "run", noise_seed=1, progress=False,
-            callbacks=[recorder], device=device,
+            callbacks=[Measure(seconds, on_seconds)], **options,
         )  # fmt: skip
-    return {"rounds": recorder.rounds[_NOT_COUNTED:-1], "kind": recorder.explanation}
+    return sentences[0]
+
+
+def measure(model: str, clients: int, passes: int, device: str, lstm: str) -> dict[str, Any]:
+    """Returns the seconds of each counted round, and how its clients trained."""
+    rounds: list[Seconds] = []
+    task = torch_task(model, clients, pytorch_lstm=lstm == "pytorch")
+    num_rounds = passes + _NOT_COUNTED + 1
+    kind = train_rounds(task, clients, num_rounds, rounds.append, device=device)
+    return {"rounds": rounds[_NOT_COUNTED:-1], "kind": kind}
 
 
 def text(model: str, clients: int, measured: dict[str, Any]) -> str:

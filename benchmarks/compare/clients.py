@@ -17,7 +17,14 @@ from benchmarks.compare.worker import Work
 CLIENTS = 20
 _ROUNDS = 60  # more than a sitting has turns
 # Examples of a client, batch size, and learning rate, as `benchmarks.clients` has them.
-_SIZES = {"logistic": (50, 10), "cnn": (50, 10), "lstm": (50, 10), "emnist": (100, 20)}
+_SIZES = {
+    "logistic": (50, 10),
+    "cnn": (50, 10),
+    "lstm": (50, 10),
+    "emnist": (100, 20),
+    "full": (64, 16),
+}
+_WORDS = {"lstm": 1000, "full": 10_000}
 
 
 def simulated(kind: str, model: str, clients: int) -> Work:
@@ -74,50 +81,50 @@ def in_turns(run: Callable[[Callable[[], None]], Any], clients: int) -> Work:
     return work
 
 
-def torch_model(model: str) -> Any:
-    """The networks of `benchmarks.clients` in PyTorch; its LSTM has a second bias."""
+def torch_rounds(model: str, clients: int, part: str, threads: int | None = None) -> Work:
+    """fedmf's rounds of a PyTorch model.
+
+    Args:
+      model: of `benchmarks.torch_tasks`.
+      clients: of a round.
+      part: "clients" for the seconds of client work with clipping and sums, or "round".
+      threads: of the round; None for one on each processor.
+    """
+    from benchmarks.pytorch import train_rounds
+    from benchmarks.torch_tasks import torch_task
+
+    last_seconds: dict[str, float] = {}
+    task = torch_task(model, clients)
+
+    def run(pause: Callable[[], None]) -> None:
+        def on_seconds(seconds: dict[str, float]) -> None:
+            last_seconds.update(seconds)
+            pause()
+
+        pause()
+        train_rounds(task, clients, _ROUNDS, on_seconds, threads=threads)
+
+    work = in_turns(run, clients)
+
+    def part_of_round(told: dict[str, Any]) -> dict[str, Any]:
+        work(told)
+        return {"seconds": last_seconds[part] / clients, "units": clients}
+
+    return part_of_round
+
+
+def pfl_model(model: str) -> Any:
+    """A network of `benchmarks.torch_networks`, with what pfl asks of one."""
     import torch
-    from torch import nn
 
-    class NextWord(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.embedding = nn.Embedding(1004, 32)
-            self.lstm = nn.LSTM(32, 64, batch_first=True)
-            self.projection = nn.Linear(64, 32)
-            self.logits = nn.Linear(32, 1004)
+    from benchmarks.torch_networks import NETWORKS
 
-        def forward(self, words: Any) -> Any:
-            return self.logits(self.projection(self.lstm(self.embedding(words))[0]))
-
-    def convolutions(first: int, second: int, *, pooled_twice: bool, dense: int) -> nn.Module:
-        side = 5 if pooled_twice else 12
-        return nn.Sequential(
-            nn.Conv2d(1, first, 3),
-            nn.ReLU(),
-            *([nn.MaxPool2d(2)] if pooled_twice else []),
-            nn.Conv2d(first, second, 3),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-            nn.Flatten(),
-            nn.Linear(second * side * side, dense),
-            nn.ReLU(),
-            nn.Linear(dense, 10),
-        )
-
-    made = {
-        "logistic": lambda: nn.Linear(30, 2),
-        "cnn": lambda: convolutions(16, 32, pooled_twice=True, dense=64),
-        "emnist": lambda: convolutions(32, 64, pooled_twice=False, dense=128),
-        "lstm": NextWord,
-    }[model]()
-
-    class Trained(nn.Module):
+    class Trained(torch.nn.Module):
         """What pfl asks of a network."""
 
         def __init__(self) -> None:
             super().__init__()
-            self.network = made
+            self.network = NETWORKS[model]()
 
         def loss(self, x: Any, y: Any, is_eval: bool = False) -> Any:
             logits = self.network(x)
@@ -150,12 +157,12 @@ def pfl_rounds(model: str, clients: int, threads: int | None = None) -> Work:
     if threads is not None:
         torch.set_num_threads(threads)
     examples, batch = _SIZES[model]
-    shape = {"logistic": (30,), "lstm": (20,)}.get(model, (1, 28, 28))
+    shape = {"logistic": (30,)}.get(model, (1, 28, 28))
     rng = np.random.default_rng(0)
 
     def dataset(name: str) -> Any:
-        if model == "lstm":
-            words = torch.from_numpy(rng.integers(1, 1001, (examples, 21)))
+        if model in _WORDS:
+            words = torch.from_numpy(rng.integers(1, _WORDS[model] + 1, (examples, 21)))
             return Dataset([words[:, :-1], words[:, 1:]], user_id=name)
         x = torch.from_numpy(rng.normal(size=(examples, *shape)).astype(np.float32))
         classes = 2 if model == "logistic" else 10
@@ -164,7 +171,7 @@ def pfl_rounds(model: str, clients: int, threads: int | None = None) -> Work:
     names = [str(i) for i in range(clients)]
     data = {name: dataset(name) for name in names}
     users = FederatedDataset(data.__getitem__, get_user_sampler("minimize_reuse", names))
-    network = torch_model(model)
+    network = pfl_model(model)
     trained = PyTorchModel(
         model=network,
         local_optimizer_create=torch.optim.SGD,
@@ -249,6 +256,7 @@ def flower_rounds(size: int, clients: int) -> Work:
 
 _TOY = {"clients": 2}
 _simulated = functools.partial(Side, function="clients:simulated", environment="fedmf", small=_TOY)
+_torch = functools.partial(Side, function="clients:torch_rounds", environment="torch", small=_TOY)
 _pfl = functools.partial(Side, function="clients:pfl_rounds", small=_TOY, distribution="pfl")
 
 
@@ -272,6 +280,27 @@ def _case(work: str, model: str) -> Case:
                 arguments={"kind": "stock", **arguments},
                 distribution="tensorflow-federated",
             ),
+        ),
+        cost="CPU ms",
+        passes=5,
+        unsaid=2,
+        fresh=False,
+        lower=False,
+        digits=1,
+    )
+
+
+def _torch_case(work: str, model: str) -> Case:
+    """The client work of PyTorch models, and whole rounds beside it; pfl commits nothing."""
+    arguments = {"model": model, "clients": CLIENTS}
+    return Case(
+        work=f"a client in PyTorch, {work}",
+        value=RATE,
+        sides=(
+            _torch(label="fedmf", arguments=arguments | {"part": "clients"}),
+            _torch(label="fedmf, whole rounds", arguments=arguments | {"part": "round"}),
+            _pfl(label="pfl", arguments=arguments),
+            _pfl(label="pfl, one thread", arguments=arguments | {"threads": 1}),
         ),
         cost="CPU ms",
         passes=5,
@@ -311,6 +340,10 @@ CASES = (
     _case("CNN, 56,714 parameters", "cnn"),
     _case("LSTM, 92,172 parameters", "lstm"),
     _case("EMNIST CNN, 1,199,882 parameters", "emnist"),
+    _torch_case("CNN, 56,714 parameters", "cnn"),
+    _torch_case("EMNIST CNN, 1,199,882 parameters", "emnist"),
+    _torch_case("LSTM, 92,172 parameters", "lstm"),
+    _torch_case("published LSTM, 4,050,748 parameters", "full"),
     _flower("62 numbers", "logistic", 62),
     _flower("1,199,882 numbers", "emnist", 1_199_882),
 )

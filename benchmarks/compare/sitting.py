@@ -28,7 +28,7 @@ class Side:
       function: "module:function" of `benchmarks.compare`, which a worker calls.
       arguments: of the function, and what they are at toy size.
       small: those of `arguments` that differ at toy size.
-      environment: "fedmf", "compare", "newer" or "flower".
+      environment: "fedmf", "compare", "newer", "flower" or "torch".
       distribution: of which the version is printed.
     """
 
@@ -82,7 +82,7 @@ class Sitting:
     """How sides are run.
 
     Attributes:
-      root: folder with the environments `.venv-compare` and `.venv-flower`.
+      root: folder with the environments `.venv-compare`, `.venv-flower` and `.venv-torch`.
       newer: a Python 3.13 that runs the abi3 wheels of `.venv-compare`; "" runs them there.
       seconds: the longest that one answer may take.
       small: toy sizes.
@@ -99,7 +99,8 @@ class Sitting:
         Raises:
           FileNotFoundError: the side's environment is not there.
         """
-        folder = {"flower": ".venv-flower"}.get(side.environment, ".venv-compare")
+        folders = {"flower": ".venv-flower", "torch": ".venv-torch"}
+        folder = folders.get(side.environment, ".venv-compare")
         python, added = str(self.root / folder / "bin" / "python"), {}
         if side.environment == "fedmf":
             python = sys.executable

@@ -1,7 +1,8 @@
-"""Recurrence of an LSTM in PyTorch whose backward pass computes the recurrent kernel's gradient in
-one matrix product, as `fedmf.tasks.stackoverflow.lstm` does in TensorFlow.
+"""LSTM in PyTorch with the weights of Keras's layer.
 
-The steps are matrix products, which torch.vmap turns into batched products over clients.
+For stacked clients, the steps are matrix products, which torch.vmap turns into batched products
+over clients. Their backward pass computes the recurrent kernel's gradient in one product, as
+`fedmf.tasks.stackoverflow.lstm` does in TensorFlow.
 """
 
 from typing import Any
@@ -92,12 +93,38 @@ class _Recurrence(torch.autograd.Function):
         return gate_gradients, kernel_gradient
 
 
-def hidden_states(gates: torch.Tensor, kernel: torch.Tensor) -> torch.Tensor:
+def hidden_states(
+    inputs: torch.Tensor, kernel: torch.Tensor, recurrent_kernel: torch.Tensor, bias: torch.Tensor
+) -> torch.Tensor:
     """Computes the hidden states of an LSTM whose initial state is zero, (length, batch, units).
 
+    Clients that torch.vmap stacks are computed by matrix products, and single ones by the LSTM of
+    PyTorch, which is faster: a client of the published model took 0.8 of the time on a processor,
+    and stacked ones 2.3 times as long.
+
     Args:
-      gates: (length, batch, 4 units), each step's input to the gates, in the order of Keras and
-        PyTorch: input, forget, cell, output.
+      inputs: (length, batch, features).
+      kernel: (features, 4 units), of the gates in the order of Keras and PyTorch: input, forget,
+        cell, output.
+      recurrent_kernel: (units, 4 units).
+      bias: (4 units,).
+    """
+    if torch._C._functorch.is_functorch_wrapped_tensor(kernel):
+        return recurrence(inputs @ kernel + bias, recurrent_kernel)
+    initial_state = inputs.new_zeros(1, inputs.shape[1], recurrent_kernel.shape[0])
+    # PyTorch has a second bias, which is 0 here.
+    parameters = [kernel.t(), recurrent_kernel.t(), bias, torch.zeros_like(bias)]
+    states: torch.Tensor = torch._VF.lstm(
+        inputs, (initial_state, initial_state), parameters, True, 1, 0.0, True, False, False
+    )[0]
+    return states
+
+
+def recurrence(gates: torch.Tensor, kernel: torch.Tensor) -> torch.Tensor:
+    """Computes the hidden states of an LSTM by matrix products, (length, batch, units).
+
+    Args:
+      gates: (length, batch, 4 units), each step's input to the gates.
       kernel: recurrent kernel, (units, 4 units).
     """
     states: torch.Tensor = _Recurrence.apply(gates, kernel)[0]

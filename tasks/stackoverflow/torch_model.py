@@ -76,8 +76,9 @@ class NextWord(torch.nn.Module):
     def forward(self, words: torch.Tensor) -> torch.Tensor:
         """Returns the logits of the next word at each position."""
         vectors = torch.nn.functional.embedding(words.long(), self.embedding)
-        gates = vectors.transpose(0, 1) @ self.lstm_kernel + self.lstm_bias
-        states = hidden_states(gates, self.lstm_recurrent_kernel).transpose(0, 1)
+        states = hidden_states(
+            vectors.transpose(0, 1), self.lstm_kernel, self.lstm_recurrent_kernel, self.lstm_bias
+        ).transpose(0, 1)
         if self._masks_padding:
             states = _repeat_last_state(states, words != PAD)
         projection = states @ self.projection_kernel + self.projection_bias

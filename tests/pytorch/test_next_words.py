@@ -10,7 +10,7 @@ from fedmf.tasks import stackoverflow
 from fedmf.tasks.stackoverflow import torch_model
 from fedmf.tasks.stackoverflow.prediction import next_words as next_words_of
 from fedmf.tasks.stackoverflow.preprocessing import SpecialIds
-from fedmf.tasks.stackoverflow.torch_lstm import hidden_states
+from fedmf.tasks.stackoverflow.torch_lstm import recurrence
 from tests.tasks import next_words
 
 
@@ -22,6 +22,27 @@ def test_gradient_update_movement_and_metrics_are_those_of_keras(form):
     assert distance_by_name[f"{form} update"] < 1e-5
     assert distance_by_name[f"{form} movement"] < 1e-5
     assert distance_by_name[f"{form} metrics"] < 1e-6
+
+
+@pytest.mark.parametrize("form", next_words.FORMS)
+def test_stacked_gradients_are_those_of_single_clients(form):
+    options = next_words.options_of(form, "torch")
+    task = next_words.task_of(options)
+    model = task.build_model(0)
+    batches = [next_words.sentences(options, 3, np.random.default_rng(seed)) for seed in range(2)]
+    x, y = (torch.tensor(np.stack(arrays)).long() for arrays in zip(*batches, strict=True))
+    weights = dict(model.named_parameters())
+
+    def loss_of(weights, x, y):
+        return task.loss(torch.func.functional_call(model, weights, (x,)), y)
+
+    stacked = torch.func.vmap(torch.func.grad(loss_of), (None, 0, 0))(weights, x, y)
+    for client in range(2):
+        gradients = torch.autograd.grad(
+            loss_of(weights, x[client], y[client]), list(weights.values())
+        )
+        for gradient, name in zip(gradients, weights, strict=True):
+            torch.testing.assert_close(stacked[name][client], gradient, atol=1e-7, rtol=1e-4)
 
 
 def test_the_model_has_the_published_size():
@@ -38,7 +59,7 @@ def test_the_model_has_the_published_size():
 
 def test_the_recurrence_is_that_of_pytorch_and_clients_are_stacked():
     def gradients(gates, kernel):
-        return torch.func.grad(lambda *xs: hidden_states(*xs).square().sum(), (0, 1))(gates, kernel)
+        return torch.func.grad(lambda *xs: recurrence(*xs).square().sum(), (0, 1))(gates, kernel)
 
     rng = torch.Generator().manual_seed(0)
     gates = torch.randn(3, 6, 2, 20, generator=rng)
@@ -51,7 +72,7 @@ def test_the_recurrence_is_that_of_pytorch_and_clients_are_stacked():
             lstm.weight_hh_l0.copy_(kernels[client].t())
         inputs = gates[client].clone().requires_grad_()
         outputs, _ = lstm(inputs)
-        torch.testing.assert_close(hidden_states(gates[client], kernels[client]), outputs)
+        torch.testing.assert_close(recurrence(gates[client], kernels[client]), outputs)
         expected = torch.autograd.grad(outputs.square().sum(), (inputs, lstm.weight_hh_l0))
         torch.testing.assert_close(stacked[0][client], expected[0])
         torch.testing.assert_close(stacked[1][client], expected[1].t(), atol=1e-4, rtol=1e-4)
