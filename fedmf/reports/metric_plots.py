@@ -272,11 +272,16 @@ def private_plot(groups: Sequence[RunGroup]) -> Plot | None:
             ax.set_ylim(-0.03 * axis_limit, 1.03 * axis_limit)
             if name == "accuracy":
                 in_percent(ax)
+    caption = (
+        "Means over the clients of the rounds between validations, of the models that "
+        "these rounds began with, released with noise: the guarantee covers them. Bands are two "
+        "standard deviations of the noise."
+    )
+    if any(len(group.runs) > 1 for group, _ in drawn_runs):
+        caption += " Of several seeds, the first is drawn; the bands are no intervals over seeds."
     return Plot(
         png=png.getvalue(),
-        caption="Means over the clients of the rounds between validations, of the models that "
-        "these rounds began with, released with noise: the guarantee covers them. Bands are two "
-        "standard deviations of the noise.",
+        caption=caption,
         note=figure_note,
         alt=f"Line plots with bands. Last values: {'; '.join(final_values)}.",
     )

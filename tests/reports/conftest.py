@@ -107,12 +107,9 @@ def make_run(
     )
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _coarse_plots():
-    """Draws plots with the same layout and fewer pixels, which takes most of the time."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(canvas, "_DPI", 60)
-        yield
+@pytest.fixture(scope="module", autouse=True)
+def _coarse_plots(coarse_plots):
+    """Draws plots with fewer pixels."""
 
 
 @pytest.fixture
