@@ -124,8 +124,15 @@ def test_every_mechanism_and_number_is_there(demo_report, demo_runs):
     for pair in zip(demo_runs[::2], demo_runs[1::2], strict=True):
         mean = sum(run.result["validation"]["accuracy"] for run in pair) / 2
         assert f"{100 * mean:.2f}%" in page.text
-    for words in ("δ = 1e-6", "2.14.1", "upper bound", "exact"):
+    for words in ("δ = 1e-6", "2.14.1", "exact"):
         assert words in page.text
+
+
+def test_a_sensitivity_that_is_no_exact_value_is_marked(make_run):
+    run = make_run("banded")
+    run.plan["sensitivity"]["exact"] = False
+    (row,) = tables.accuracy_table(groups.group_runs([run])).rows
+    assert row[4].details == ["upper bound"]
 
 
 @pytest.mark.parametrize(("fraction", "is_noted"), [(1.0, True), (0.98, False)])
