@@ -11,16 +11,35 @@ that a client is there happen 17 times as often as delta 1e-6 allows.
 """
 
 import math
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 
+from fedmf.mechanisms.base import Mechanism
 from fedmf.mechanisms.leading import column_norm
+from fedmf.mechanisms.sensitivity import Sensitivity
+from fedmf.participation.schema import Participation
 from fedmf.privacy.gaussian import has_infinite_epsilon
+from fedmf.privacy.sampling.base import Sampling
 from fedmf.privacy.sampling.encoder_checks import proven_bands
 
-if TYPE_CHECKING:
-    from fedmf.privacy.plan import Plan
+
+class NoisyPlan(Protocol):
+    """The fields of a plan that determine how long the tails of its noise must be."""
+
+    @property
+    def mechanism(self) -> Mechanism: ...  # noqa: D102
+    @property
+    def participation(self) -> Participation: ...  # noqa: D102
+    @property
+    def sampling(self) -> Sampling | None: ...  # noqa: D102
+    @property
+    def sensitivity(self) -> Sensitivity: ...  # noqa: D102
+    @property
+    def noise_multiplier(self) -> float: ...  # noqa: D102
+    @property
+    def delta(self) -> float: ...  # noqa: D102
+
 
 # Normal numbers are drawn in pairs, from a uniform number and an angle. The smallest possible
 # uniform number gives the largest radius of a pair, in standard deviations: HOST_END on the host,
@@ -30,7 +49,7 @@ GRAPH_END = (2 * 65 * math.log(2)) ** 0.5
 
 
 def check_tail(
-    plan: "Plan",
+    plan: NoisyPlan,
     end: float,
     *,
     entries: int | None = None,
@@ -81,7 +100,7 @@ def check_tail(
     )
 
 
-def _reveal_probability(plan: "Plan", end: float, entries: int | None) -> float:
+def _reveal_probability(plan: NoisyPlan, end: float, entries: int | None) -> float:
     """Returns an upper bound on the probability that a release is outside the range of the noise
     without the client. Without `entries`, shifts that are spread over many draws are left out.
 
@@ -108,7 +127,7 @@ def _reveal_probability(plan: "Plan", end: float, entries: int | None) -> float:
     return probability
 
 
-def _largest_pair_shift(plan: "Plan") -> float:
+def _largest_pair_shift(plan: NoisyPlan) -> float:
     """Returns an upper bound on the length of a client's shift in one pair of draws, in standard
     deviations.
 
@@ -146,7 +165,7 @@ def _marcum(a: float, b: float) -> float:
     return float(probability)
 
 
-def tail_remark(plan: "Plan") -> str | None:
+def tail_remark(plan: NoisyPlan) -> str | None:
     """Returns a warning for the privacy statement if delta is too small for noise that is drawn
     inside TensorFlow graphs; None for other plans.
 
