@@ -5,6 +5,7 @@ or a cache, reaches the next client.
 """
 
 import collections
+import contextlib
 import copy
 import enum
 import logging
@@ -68,7 +69,9 @@ def attribute_texts(module: torch.nn.Module) -> dict[str, str]:
             elif name in _COMMON_ATTRIBUTES or is_private:
                 continue
             if isinstance(value, torch.Tensor):
-                value = as_array(value)
+                # A sparse tensor or one without values becomes no array, and has its class as text.
+                with contextlib.suppress(TypeError, RuntimeError):
+                    value = as_array(value)
             text_by_name[prefix + name] = without_addresses(value_text(value))
     return text_by_name
 

@@ -320,6 +320,14 @@ def test_numbers_of_modules_and_losses_are_part_of_the_fingerprint(first, second
     assert [key for key in changed if name in key] == changed
 
 
+def test_tensors_that_become_no_arrays_have_a_text():
+    model = WithNumber(torch.eye(3).to_sparse())
+    model.shape_only = torch.zeros(3, device="meta")
+    names = small_models.task(lambda: model).learner.fingerprint(3)
+    assert "attribute _number" in names
+    assert "attribute shape_only" in names
+
+
 def test_a_file_with_two_values_of_a_shared_parameter_is_refused(tmp_path):
     task = small_models.task(small_models.Words)
     state = dict(task.build_model(3).state_dict())
