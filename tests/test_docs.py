@@ -112,9 +112,9 @@ def test_code_fits_the_column_of_the_site(path):
 
 
 HOW_TO = (
-    "own_data own_table text examples_as_clients tff flower pytorch server resume sweep cluster "
-    "choose_mechanism choose_sampling adaptive private_metrics audit_log test_aggregator canaries "
-    "full_scale"
+    "own_data own_table text examples_as_clients tff flower pytorch server resume sweep "
+    "private_selection cluster choose_mechanism choose_sampling adaptive private_metrics audit_log "
+    "test_aggregator canaries full_scale"
 ).split()
 
 

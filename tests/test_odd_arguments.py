@@ -80,7 +80,8 @@ TRAIN_FIELDS = defaults(fedmf.TrainConfig, leave_out=PLAN_FIELDS) | {"min_sep": 
 PLAN_ACCEPTS = {
     **dict.fromkeys(
         "claimed_cohort max_participations budget sampling population partitions mechanism bands "
-        "decoder learning_rate_schedule noise_multiplier advantage true_positive_rate".split(),
+        "decoder learning_rate_schedule noise_multiplier advantage true_positive_rate "
+        "mean_trials".split(),
         "None",
     ),
     "mechanism_options": "{}", "epsilon": "0.5", "delta": "0.5", "clip_norm": REAL,

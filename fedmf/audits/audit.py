@@ -44,10 +44,11 @@ class Audit(fields.Checked, fields.ShortRepr):
         to whom the run was most sensitive. If the run followed the plan, it is at least as strong
         as the plan without amplification. None if nobody took part. A simulation does not show the
         participation of the run that it simulates: this is then the plan without amplification, or
-        that of every client in every round if the simulation broke the plan.
+        that of every client in every round if the simulation broke the plan. The same holds for a
+        private selection, most of whose trials leave no record.
       contradictions: sentences on the differences between the observed participation and the plan.
       noncompliant_clients: the clients that broke the plan; None if nobody did, or if the run is a
-        simulation.
+        simulation or a trial of a private selection.
       most_spent: of a participation budget, the largest sensitivity that a client's rounds cost;
         else None.
       shares_spent: of a participation budget, fraction of it -> number of clients that spent this
@@ -322,5 +323,6 @@ class Audit(fields.Checked, fields.ShortRepr):
             "noncompliant_clients": self._noncompliant_values(),
             "not_in_the_record": self.unrecorded,
             "claimed_cohort": self.planned.simulation and self.planned.simulation.claimed,
+            "selection": self.planned.selection and dataclasses.asdict(self.planned.selection),
             "epsilon_achieved_of_all_clients": epsilon_of_all,
         }

@@ -232,7 +232,9 @@ def _make_audit(
         return Audit(planned=plan, observed=stats, achieved=None, most_spent=max_spent)
     worst_sensitivity = max(known_sensitivities, key=lambda sensitivity: sensitivity.value)
     noncompliant_clients = None
-    if plan.simulation is not None:
+    # The record is not that of the run that a simulation is about, or not that of all trials of a
+    # private selection.
+    if plan.simulation is not None or plan.selection is not None:
         worst_sensitivity = plan.sensitivity
         if noncompliant_sensitivity is not None:
             worst_sensitivity = sensitivity(

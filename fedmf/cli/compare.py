@@ -63,6 +63,12 @@ _NUMBERS = Listed(click.FLOAT, "number number ...")
         "--availability",
         help="How often devices check in, for min_sep: every:3days, or how many in a round.",
     ),
+    click.option(
+        "--trials",
+        type=COUNT,
+        help="Also the noise for the best of so many trials under one guarantee, by private "
+        "selection and by dividing epsilon.",
+    ),
     click.option("--parameters", type=COUNT, default=4_050_748, help="Size of the model."),
 )
 @click.option("--out", type=OutputFile(".png"), help="Draw the errors into this PNG file.")
@@ -108,6 +114,7 @@ def compare(
     comparison_summary = comparison.summary(table_rows)
     comparison_summary["check_ins"] = check_in_values or None
     comparison_summary["left_out"] = reasons_left_out
+    comparison_summary["tuning"] = _tuning(comparison, comparison_options["trials"])
     if out is not None:
         from fedmf.reports.command_pictures import comparison_picture
 
@@ -120,6 +127,8 @@ def compare(
         show(check_in_values, as_json)
         click.echo()
     click.echo("\n".join(_comparison_lines(comparison_summary)))
+    if comparison_summary["tuning"] is not None:
+        click.echo("\n".join(["", *_tuning_lines(comparison_summary["tuning"])]))
     if out is not None:
         click.echo(f"Picture: {out}")
     for family, reason in reasons_left_out.items():
@@ -147,6 +156,33 @@ def _comparison(
         epsilons=sorted({*itertools.chain(*epsilon_lists)}),
         parameters=comparison_options["parameters"],
     )
+
+
+def _tuning(comparison: "Comparison", trials: int | None) -> dict[str, Any] | None:
+    """Returns the noise for a choice among trials; None if it was not asked for."""
+    from fedmf.privacy.tuning import tuning_summary
+
+    if trials is None:
+        return None
+    with arguments_checked():
+        return tuning_summary(trials, comparison.epsilons, comparison.config.delta)
+
+
+def _tuning_lines(tuning: dict[str, Any]) -> list[str]:
+    """Returns the lines of the table of the noise for a choice among trials."""
+    from fedmf.reports.text import aligned
+
+    table_rows = [[f"best of {tuning['trials']} trials", "epsilon", "noise", "of one run's"]]
+    for row in tuning["rows"]:
+        number_texts = [f"{row[name]:.4g}" for name in ("epsilon", "noise_multiplier")]
+        table_rows.append([row["way"], *number_texts, f"{row['noise_ratio']:.2f} times"])
+    return [
+        *aligned(table_rows),
+        "epsilon: of the chosen model. noise: noise multiplier of each trial, without sampling; "
+        "the error of a trial",
+        "grows like it. Private selection trains that many trials on average, and keeps the best "
+        "one only.",
+    ]
 
 
 def _check_ins(availability: str, population: int, chosen: dict[str, Any]) -> dict[str, Any]:

@@ -238,6 +238,7 @@ def export(
     folder. Words counted over the training clients are not covered by the guarantee.
     """
     from fedmf.runs.export import check_export_path
+    from fedmf.runs.notes import selection_note
     from fedmf.terminal.progress_bar import elapsed
 
     with arguments_checked():
@@ -253,6 +254,8 @@ def export(
         **trained_run.task.learner.model_summary(model),
         "statement": str(trained_run.path / statement_name),
     }
+    if selection_note(trained_run):
+        output_values["note"] = selection_note(trained_run)
     show(output_values, as_json)
 
 

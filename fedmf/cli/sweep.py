@@ -2,7 +2,7 @@
 
 import pathlib
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from fedmf.runs.config import TrainConfig
     from fedmf.sweeps.grid import Range
     from fedmf.sweeps.search import Space
+    from fedmf.sweeps.selection import Forecast
+    from fedmf.sweeps.total_budget import TotalBudget
 
 
 @click.command(cls=ConfigCommand)
@@ -80,6 +82,19 @@ if TYPE_CHECKING:
         help="With --search: how many runs the folder has at the end. All count in the guarantee.",
     ),
     click.option(
+        "--total-epsilon",
+        type=click.FLOAT,
+        help="Epsilon of all runs together, divided among the fixed number of runs of the grid or "
+        "of --trials, in place of a privacy target of each run.",
+    ),
+    click.option(
+        "--private-selection",
+        is_flag=True,
+        help="Train a random number of trials with settings drawn from --vary, keep the best one "
+        "only, and state one guarantee that covers the choice; --mean-trials is their mean.",
+    ),
+    click.option("--yes", is_flag=True, help="With --private-selection: draw without a question."),
+    click.option(
         "--cluster",
         help="Train on a Ray cluster whose machines share --out: auto, host:port or "
         "ray://host:port (docs/cluster.md).",
@@ -116,47 +131,47 @@ def sweep(
         -o vocabulary-size=500 -o lstm-size=32 -o embedding-size=32 -o max-sentences=16 \\
         --noise-seed os --jobs 2
     """
-    from fedmf.sweeps import folder as sweep_folder
-    from fedmf.sweeps import grid, search
     from fedmf.sweeps import run as driver
+    from fedmf.sweeps import search
 
     sweep_options["progress"] = not sweep_options.pop("quiet")
     smoothed_over = sweep_options.pop("smoothed_over")
     search_method = sweep_options.pop("search")
     num_trials = sweep_options.pop("trials")
-    search_space = None
+    is_selection = sweep_options.pop("private_selection")
+    draws_at_once = sweep_options.pop("yes")
+    total_epsilon = sweep_options.pop("total_epsilon")
+    budget = None
     with arguments_checked():
         settings = _read_settings(config_file, varied, config_options)
-        if sweep_options["noise_seed"] is None:
-            if not dry_run and settings.have_noise():
-                raise ValueError(
-                    "`noise_seed` is missing: give a secret whole number, or os to "
-                    "draw one for every run"
-                )
-            sweep_options["noise_seed"] = "os"
-        if not settings.varied:
-            raise ValueError(
-                "--vary is missing: name an option and its values, such as epsilon=2,8"
-            )
-        _check_search(search_method, num_trials, sweep_options["halving"], settings.ranges())
-        if search_method:
-            search_space = search.Space(fixed=settings.fixed, varied=settings.varied)
-            configs = search_space.corners()
+        _check_selection(is_selection, settings, draws_at_once, total_epsilon)
+        if is_selection:
+            _check_no_search(search_method, num_trials, sweep_options["halving"], smoothed_over)
         else:
-            configs = grid.sweep_configs(settings.fixed, settings.lists())
-        configs = sweep_folder.in_folder(out, configs)
+            _check_search(search_method, num_trials, sweep_options["halving"], settings.ranges())
+        if total_epsilon is not None:
+            budget, settings = _divided(settings, total_epsilon, num_trials)
+        if sweep_options["noise_seed"] is None:
+            settings.check_needs_no_seed(dry_run)
+            sweep_options["noise_seed"] = "os"
+    if is_selection:
+        _select(out, settings, sweep_options, dry_run, draws_at_once, as_json)
+        return
+    with arguments_checked():
+        search_space, configs = _planned_runs(out, settings, is_search=bool(search_method))
+        _check_budget(out, budget, () if search_method else configs, dry_run)
     if dry_run:
         show(_run_states(out, configs, search_space, num_trials), as_json)
         return
     options = driver.SweepOptions(**sweep_options)
     if search_space is not None:
-        sweep_result = search.run_search(
+        result = search.run_search(
             out, search_space, num_trials, options, smoothed_over=smoothed_over
         )
     else:
         with warnings_in_a_line():
-            sweep_result = driver.run_sweep(out, configs, options, smoothed_over=smoothed_over)
-    _print_result(sweep_result, as_json)
+            result = driver.run_sweep(out, configs, options, smoothed_over=smoothed_over)
+    _print_result(result, as_json)
 
 
 class _SweepSettings(NamedTuple):
@@ -170,6 +185,14 @@ class _SweepSettings(NamedTuple):
         from fedmf.privacy.flat_config import TARGETS
 
         return any(any(self.varied.get(name, [self.fixed.get(name)])) for name in TARGETS)
+
+    def check_needs_no_seed(self, dry_run: bool) -> None:
+        """Raises ValueError if runs that add noise were to train without a noise seed."""
+        if not dry_run and self.have_noise():
+            raise ValueError(
+                "`noise_seed` is missing: give a secret whole number, or os to draw one for every "
+                "run"
+            )
 
     def lists(self) -> dict[str, list[Any]]:
         """Returns the options that vary over a list of values."""
@@ -193,7 +216,7 @@ def _read_settings(
       config_options: other options of the command line.
 
     Raises:
-      ValueError: for an option that --vary names twice, and for bad values.
+      ValueError: for an option that --vary names twice, for bad values, and if nothing varies.
     """
     from fedmf.privacy.flat_config import with_flat_options
     from fedmf.sweeps import grid
@@ -214,9 +237,27 @@ def _read_settings(
                 varied_values[name] = value
         elif name not in command_line_lists:
             fixed_values[name] = value
-    return _SweepSettings(
-        fixed=fixed_values | command_line_values, varied=varied_values | command_line_lists
-    )
+    varied_values |= command_line_lists
+    if not varied_values:
+        raise ValueError("--vary is missing: name an option and its values, such as epsilon=2,8")
+    return _SweepSettings(fixed=fixed_values | command_line_values, varied=varied_values)
+
+
+def _planned_runs(
+    out: pathlib.Path, settings: _SweepSettings, *, is_search: bool
+) -> "tuple[Space | None, dict[str, TrainConfig]]":
+    """Returns the space of a search, or None for a grid, and the runs of the grid or of the space's
+    corners.
+    """
+    from fedmf.sweeps import folder as sweep_folder
+    from fedmf.sweeps import grid
+    from fedmf.sweeps.search import Space
+
+    if is_search:
+        space = Space(fixed=settings.fixed, varied=settings.varied)
+        return space, sweep_folder.in_folder(out, space.corners())
+    configs = grid.sweep_configs(settings.fixed, settings.lists())
+    return None, sweep_folder.in_folder(out, configs)
 
 
 def _run_states(
@@ -273,4 +314,140 @@ def _check_search(
     if search is not None and halving:
         raise ValueError(
             f"search={search} trains its trials to the end, and `halving` does not: leave one out"
+        )
+
+
+def _check_selection(
+    is_selection: bool, settings: _SweepSettings, draws_at_once: bool, total_epsilon: float | None
+) -> None:
+    """Raises ValueError for options of private selection without --private-selection, and for a
+    budget of all runs with it.
+    """
+    if is_selection and total_epsilon is not None:
+        raise ValueError(
+            f"total_epsilon={total_epsilon} divides a budget among all runs, and "
+            "`private_selection` states one guarantee for a random number of trials: leave one of "
+            "them out"
+        )
+    if is_selection:
+        return
+    if draws_at_once:
+        raise ValueError("`yes` belongs to `private_selection`: give that too")
+    for name in ("mean_trials", "trial_distribution", "trial_shape"):
+        if name in settings.fixed or name in settings.varied:
+            raise ValueError(f"`{name}` belongs to `private_selection`: give that too")
+
+
+def _check_no_search(
+    search: str | None, trials: int | None, halving: bool, smoothed_over: int
+) -> None:
+    """Raises ValueError for options of a sweep that private selection does not have."""
+    option_values = {
+        "search": search,
+        "trials": trials,
+        "halving": halving,
+        "smoothed_over": smoothed_over,
+    }
+    for name, value in option_values.items():
+        if value:
+            raise ValueError(
+                f"`{name}` cannot be given with `private_selection`, whose trials are drawn at "
+                "random and run to their end: leave one of them out"
+            )
+
+
+def _select(
+    out: pathlib.Path,
+    settings: _SweepSettings,
+    sweep_options: dict[str, Any],
+    dry_run: bool,
+    draws_at_once: bool,
+    as_json: bool,
+) -> None:
+    """Runs a private selection and prints its result."""
+    from fedmf.privacy.trial_count import TrialCount
+    from fedmf.sweeps.run import SweepOptions
+    from fedmf.sweeps.selection import forecast, run_selection
+    from fedmf.sweeps.selection_space import SelectionSpace
+
+    with arguments_checked():
+        space = SelectionSpace(
+            fixed={"mean_trials": TrialCount.mean_trials} | settings.fixed, varied=settings.varied
+        )
+        if dry_run:
+            show(_forecast_values(forecast(out, space, None)), as_json)
+            return
+
+    def confirm(estimate: "Forecast") -> None:
+        """Prints the forecast of a selection, and asks whether to draw."""
+        for name, value in _forecast_values(estimate).items():
+            click.echo(f"{name}: {value}", err=True)
+        if not draws_at_once:
+            click.confirm(
+                "Draw the number of trials now, and train them all?", abort=True, err=True
+            )
+        click.echo("fedmf: trials train, and nothing tells how many there are", err=True)
+
+    with arguments_checked(), warnings_in_a_line():
+        options = SweepOptions(**sweep_options)
+        result = run_selection(out, space, options, confirm=confirm)
+    _print_result(result, as_json)
+
+
+def _forecast_values(estimate: "Forecast") -> dict[str, Any]:
+    """Returns the forecast of a private selection by name, for the output."""
+    from fedmf.reports.text import duration
+
+    quantile_names = {"median": "median", "percentile_90": "90%", "percentile_99": "99%"}
+    values: dict[str, Any] = {
+        "guarantee": f"epsilon {estimate.plan.epsilon:.6g} at delta {estimate.plan.delta:g}, "
+        "of the selected model",
+        "noise multiplier of each trial": f"{estimate.plan.noise_multiplier:.6g}",
+        "selected by": estimate.score,
+    }
+    for quantile, count in estimate.quantiles.items():
+        name = quantile_names[quantile]
+        values[f"number of trials, {name}"] = f"at most {count}"
+        if estimate.seconds is not None:
+            values[f"time, {name}"] = f"about {duration(estimate.seconds[quantile])}"
+    return values
+
+
+def _divided(
+    settings: _SweepSettings, total_epsilon: float, num_trials: int | None
+) -> "tuple[TotalBudget, _SweepSettings]":
+    """Divides a total epsilon among the runs of a sweep, and returns its settings with the share of
+    each run.
+    """
+    from fedmf.sweeps import grid
+    from fedmf.sweeps.search import Space
+    from fedmf.sweeps.total_budget import check_no_target, divided
+
+    check_no_target(settings.fixed, settings.varied)
+    # Any target will do to see which runs add noise and sample clients.
+    fixed_values = settings.fixed | {"epsilon": total_epsilon}
+    if num_trials is None:
+        configs = grid.sweep_configs(fixed_values, settings.lists())
+    else:
+        configs = Space(fixed=fixed_values, varied=settings.varied).corners()
+    budget, fixed = divided(settings.fixed, total_epsilon, configs.values(), num_trials)
+    return budget, settings._replace(fixed=fixed)
+
+
+def _check_budget(
+    out: pathlib.Path, budget: "TotalBudget | None", names: Collection[str], dry_run: bool
+) -> None:
+    """Records the budget of a sweep before its first run.
+
+    Raises:
+      ValueError: the folder has another budget, or the command has none where the folder has one.
+    """
+    from fedmf.sweeps.total_budget import TotalBudget
+
+    if budget is not None and not dry_run:
+        budget.begin(out, names)
+    elif budget is None and TotalBudget.of(out) is not None:
+        raise ValueError(
+            f"{out} holds a sweep with `total_epsilon`, to which other runs would add: give it "
+            "again, or name another folder"
         )

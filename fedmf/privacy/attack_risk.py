@@ -10,6 +10,7 @@ the attacker's true-positive rate if its false-positive rate is a:
   and it holds however clients are sampled.
 - Each pair (epsilon, delta) that a sampling scheme proves gives T(a) <= min(delta + exp(epsilon) a,
   1 - exp(-epsilon) (1 - delta - a)) (Wasserman and Zhou 2010; Kairouz et al. 2015, Thm. 2.1).
+- A private selection has such pairs too.
 - The bound for g clients together is T applied g times (Dong, Roth and Su 2022, Thm. 2.14).
 
 Every number is rounded up.
@@ -26,8 +27,9 @@ import numpy as np
 
 from fedmf import checks, fields
 from fedmf.numpy_errors import with_numpy_defaults
-from fedmf.privacy.plan import Plan, check_plan, unit_noise
+from fedmf.privacy.plan import Plan, check_plan, selection_bounds, unit_noise
 from fedmf.privacy.rounding import finite_or_none
+from fedmf.privacy.selection_bounds import SelectionBounds
 
 # True-positive rates are rounded up by this relative amount. The rounding error of their
 # computation is at most 7e-11, for false-positive rates near 1e-308.
@@ -38,6 +40,8 @@ RATES = (0.001, 0.01, 0.1)
 # cost does not increase with the number of devices.
 _MAX_DEVICES = 1000
 _MU_HINT = "use 1 / `noise_multiplier`"
+# Deltas at which the privacy curve of a private selection is computed.
+_DELTAS_OF_SELECTION = tuple(10.0 ** (exponent / 6) for exponent in range(-48, 0))
 # Largest number of steps in the search for the largest difference between true-positive and
 # false-positive rate.
 _MAX_STEPS = 200
@@ -274,6 +278,8 @@ def attack_risk(plan: Plan, devices: int = 1) -> AttackRisk:
     g = checks.integer("devices", devices, low=1, high=10**9, hint=hint)
     z = plan.noise_multiplier
     mu = g / z if z else math.inf
+    if plan.selection is not None:
+        return _risk_of_selection(plan, g)
     scheme = plan.sampling
     if scheme is None or not z or g > _MAX_DEVICES:
         return AttackRisk(mu=mu, devices=g)
@@ -285,6 +291,22 @@ def attack_risk(plan: Plan, devices: int = 1) -> AttackRisk:
     # larger epsilon at this delta.
     curve_points = (*risk.pairs, (epsilon, plan.delta))
     return dataclasses.replace(risk, pairs=curve_points, failure=2 * risk.failure)
+
+
+def _risk_of_selection(plan: Plan, devices: int) -> AttackRisk:
+    """Computes bounds on attacks on the selected trial of a private selection, from the epsilons at
+    many deltas. For several devices of a user they are those without amplification by sampling.
+    """
+    assert plan.selection is not None
+    bounds = selection_bounds(plan)
+    if bounds is None or devices > 1:
+        bounds = SelectionBounds(
+            trials=plan.selection, noise_multiplier=plan.noise_multiplier / devices
+        )
+    curve_points = [(bounds.epsilon(delta), delta) for delta in _DELTAS_OF_SELECTION]
+    curve_points.append((bounds.epsilon(plan.delta), plan.delta))
+    finite_points = tuple(point for point in curve_points if math.isfinite(point[0]))
+    return AttackRisk(mu=math.inf, pairs=finite_points)
 
 
 def risk_by_curve(plan: Plan, devices: int = 1) -> AttackRisk:

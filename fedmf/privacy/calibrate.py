@@ -18,8 +18,8 @@ from fedmf.privacy.monte_carlo import MAX_ATTEMPTS
 from fedmf.privacy.noise_search import least_noise_multiplier
 from fedmf.privacy.plan import Plan, unit_noise
 from fedmf.privacy.sampling import Sampling
-from fedmf.privacy.selection import PrivateSelection, selection_noise_multiplier
-from fedmf.privacy.source_tail import HOST_END, check_tail
+from fedmf.privacy.selection_bounds import selection_noise_multiplier
+from fedmf.privacy.source_tail import check_noise_tail
 from fedmf.privacy.trial_count import TrialCount
 
 # Smallest risk that can be a target, because privacy curves do not resolve smaller ones.
@@ -59,20 +59,15 @@ class _Limit:
       limit: the largest allowed value of epsilon or of the attack risk.
       unamplified_noise_multiplier: the least one that meets the limit without sampling.
       risk_of: returns the limited quantity of an attack risk; None for epsilon.
-      selection: the number of trials of a private selection whose epsilon is limited; None for the
-        epsilon of one run.
     """
 
     name: str
     limit: float
     unamplified_noise_multiplier: float
     risk_of: Callable[[AttackRisk], float] | None = None
-    selection: TrialCount | None = None
 
     def value(self, plan: Plan) -> float:
         """Computes the limited quantity, such as epsilon, of a plan."""
-        if self.selection is not None:
-            return PrivateSelection(plan=plan, trials=self.selection).bound(plan.delta)
         if self.risk_of is None:
             return plan.epsilon
         return self.risk_of(risk_by_curve(plan))
@@ -81,8 +76,8 @@ class _Limit:
         """Estimates `value` for the search for the noise. Simulations use other random numbers than
         `value`, which then proves the result.
         """
-        if self.selection is not None:
-            return self.value(plan)
+        if plan.selection is not None:
+            return plan.epsilon
         scheme = plan.sampling
         assert scheme is not None
         noise = unit_noise(plan)
@@ -92,8 +87,15 @@ class _Limit:
         return self.risk_of(AttackRisk(mu=1 / plan.noise_multiplier, pairs=curve_points))
 
 
-def unamplified_noise_multiplier(delta: float, target: Target) -> float:
+def unamplified_noise_multiplier(
+    delta: float, target: Target, selection: TrialCount | None = None
+) -> float:
     """Computes the least noise multiplier that meets a target without amplification by sampling.
+
+    Args:
+      delta: in [1e-15, 1).
+      target: the privacy target.
+      selection: the number of trials of a private selection; None for a single run.
 
     Raises:
       TypeError, ValueError: `target` has not exactly one key, or its value is out of range.
@@ -103,7 +105,7 @@ def unamplified_noise_multiplier(delta: float, target: Target) -> float:
     >>> round(unamplified_noise_multiplier(1e-6, {"advantage": 0.1}), 4)
     3.9789
     """
-    return _limit(delta, target).unamplified_noise_multiplier
+    return _limit(delta, target, selection).unamplified_noise_multiplier
 
 
 def parse_rates(text: str) -> tuple[float, float]:
@@ -133,8 +135,12 @@ def check_rates(name: str, text: str) -> str:
     return text
 
 
-def _limit(delta: float, target: Target) -> _Limit:
-    """Validates a privacy target and returns it as a `_Limit`."""
+def _limit(delta: float, target: Target, selection: object = None) -> _Limit:
+    """Validates a privacy target and returns it as a `_Limit`. With a number of trials,
+    `selection`, it is that of a private selection.
+    """
+    if selection is not None:
+        return _selection_limit(delta, target, selection)
     value_by_name: dict[str, Any] = {name: x for name, x in target.items() if x is not None}
     unknown_names = sorted(value_by_name.keys() - Target.__annotations__.keys())
     hint = "give one of `epsilon`, `advantage` and `true_positive_rate`"
@@ -223,7 +229,7 @@ def _selection_limit(delta: float, target: Target, selection: object) -> _Limit:
         raise ValueError("selection needs an epsilon as its target: pass epsilon=8.0")
     limit = _limit(delta, target)
     multiplier = selection_noise_multiplier(limit.limit, delta, selection)
-    return dataclasses.replace(limit, unamplified_noise_multiplier=multiplier, selection=selection)
+    return dataclasses.replace(limit, unamplified_noise_multiplier=multiplier)
 
 
 @with_numpy_defaults
@@ -258,8 +264,8 @@ def calibrate(  # noqa: PLR0913  (each target is an argument of its own)
         (false-positive rate, largest true-positive rate of any attack at it), both in (0, 1), the
         second one larger than the first.
       selection: the number of trials of a private selection. `epsilon` is then the largest epsilon
-        of the selected model, and the plan is that of each trial; see `fedmf.private_selection`.
-        None for a single run.
+        of the selected model, and the plan has the noise of each trial; see
+        `fedmf.private_selection`. None for a single run.
 
     Returns:
       The plan, whose epsilon or risk is at most the target.
@@ -288,10 +294,7 @@ def calibrate(  # noqa: PLR0913  (each target is an argument of its own)
         "advantage": advantage,
         "true_positive_rate": true_positive_rate,
     }
-    if selection is None:
-        privacy_limit = _limit(delta, target)
-    else:
-        privacy_limit = _selection_limit(delta, target, selection)
+    privacy_limit = _limit(delta, target, selection)
     if sampling is not None:
         # `Plan` sets the participation that the sampling scheme ensures.
         participation = None
@@ -302,6 +305,7 @@ def calibrate(  # noqa: PLR0913  (each target is an argument of its own)
         clip_norm=clip_norm,
         delta=delta,
         sampling=sampling,
+        selection=selection,
     )
     if isinstance(unamplified_plan.participation, Budgeted):
         check_affords_each_round(unamplified_plan.participation, column_norm(mechanism))
@@ -309,9 +313,7 @@ def calibrate(  # noqa: PLR0913  (each target is an argument of its own)
         plan = unamplified_plan
     else:
         plan = _with_amplification(unamplified_plan, privacy_limit)
-    if selection is not None:
-        PrivateSelection(plan=plan, trials=selection).check_noise(delta)
-    check_tail(plan, HOST_END)
+    check_noise_tail(plan)
     return plan
 
 

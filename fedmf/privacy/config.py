@@ -26,14 +26,15 @@ from fedmf.privacy.calibrate import (
     unamplified_noise_multiplier,
 )
 from fedmf.privacy.config_checks import (
+    check_fields_of_streams,
     check_mechanism_fields,
     check_sampling_fields,
+    check_selection_fields,
     check_target_fields,
     checked_mechanism_options,
 )
 from fedmf.privacy.config_reading import config_from_values, read_json
 from fedmf.privacy.flat_config import (
-    FIT_FIELDS,
     OPTIONS_WITH_FIELDS,
     TARGETS,
     families,
@@ -42,11 +43,12 @@ from fedmf.privacy.flat_config import (
     with_flat_options,
 )
 from fedmf.privacy.gaussian import check_delta, check_epsilon
+from fedmf.privacy.pinned_fields import determined_fields, fields_of_plan
 from fedmf.privacy.plan import Plan, check_plan
 from fedmf.privacy.private_metrics import PrivateMetrics
 from fedmf.privacy.quantile_clipping import QuantileClipping
 from fedmf.privacy.sampling import SCHEMES, Sampling, scheme_class, scheme_name, takes
-from fedmf.privacy.sampling.base import SETTINGS
+from fedmf.privacy.trial_count import DISTRIBUTIONS, TRUNCATED_NEGATIVE_BINOMIAL, TrialCount
 from fedmf.schedule import CustomSchedule, schedule_text
 
 
@@ -179,6 +181,19 @@ class PlanConfig:
         0.0, "Share of rho spent on metrics of the rounds, such as 0.02.", allow_zero=True, below=1
     )
     largest_loss: float = fields.positive_float(10.0, "With private_metrics: cap of each loss.")
+    mean_trials: float | None = fields.positive_float(
+        None,
+        "Private selection: mean of the random number of trials, of which the best one is released "
+        "with the guarantee that the privacy target states.",
+    )
+    trial_distribution: str = fields.choice(
+        TRUNCATED_NEGATIVE_BINOMIAL,
+        f"With mean_trials: {' or '.join(DISTRIBUTIONS)}.",
+        lambda: DISTRIBUTIONS,
+    )
+    trial_shape: float = fields.positive_float(
+        1.0, "With mean_trials: 1 is geometric, 0 logarithmic.", allow_zero=True
+    )
 
     def __post_init__(self) -> None:
         fields.check_fields(self)
@@ -193,17 +208,9 @@ class PlanConfig:
         check_target_fields(self)
         takes_budget = "budget" in SCHEMAS[self.schema].settings
         fields.require(self, "budget", needs="schema=budget", present=takes_budget)
-        is_clipping_adaptive = self.clip_quantile is not None
-        for name in ("clip_share", "clip_every", "clip_learning_rate"):
-            fields.require(self, name, needs="`clip_quantile`", present=is_clipping_adaptive)
-        if self.claimed_cohort is not None and self.claimed_cohort <= self.cohort_size:
-            raise ValueError(
-                f"claimed_cohort={self.claimed_cohort} must be above cohort_size="
-                f"{self.cohort_size}, which simulates it: leave `claimed_cohort` out to train the "
-                "cohort itself"
-            )
-        has_metrics = self.private_metrics > 0
-        fields.require(self, "largest_loss", needs="`private_metrics`", present=has_metrics)
+        check_fields_of_streams(self)
+        check_selection_fields(self)
+        self.selection()
         self.scheme()
         check_sampling_fields(self, default_schema=PlanConfig.schema)
         if self.budget is None or self.min_sep is not None:
@@ -275,6 +282,16 @@ class PlanConfig:
             share=self.clip_share,
             every=self.clip_every,
             learning_rate=self.clip_learning_rate,
+        )
+
+    def selection(self) -> TrialCount | None:
+        """Returns the number of trials of the private selection; None for a single run."""
+        if self.mean_trials is None:
+            return None
+        return TrialCount(
+            mean_trials=self.mean_trials,
+            distribution=self.trial_distribution,
+            shape=self.trial_shape,
         )
 
     def fit_workload(self) -> workloads.Workload:
@@ -352,7 +369,9 @@ class PlanConfig:
         target = self.target()
         if not target:
             return self.plan_with(mechanism, self.noise_multiplier or 0.0)
-        plan = self.plan_with(mechanism, unamplified_noise_multiplier(self.delta, target))
+        selection = self.selection()
+        noise_multiplier = unamplified_noise_multiplier(self.delta, target, selection)
+        plan = self.plan_with(mechanism, noise_multiplier)
         if plan.sampling is None:
             return plan
         calibrated_plan = calibrate(
@@ -361,6 +380,7 @@ class PlanConfig:
             delta=self.delta,
             clip_norm=self.clip_norm,
             sampling=plan.sampling,
+            selection=selection,
             **target,
         )
         return self.plan_with(mechanism, calibrated_plan.noise_multiplier)
@@ -390,6 +410,7 @@ class PlanConfig:
             sampling=scheme,
             quantile_clipping=self.quantile_clipping(),
             private_metrics=private_metrics,
+            selection=self.selection(),
         )
         if self.claimed_cohort is not None:
             plan = plan.simulating(simulated=self.cohort_size, claimed=self.claimed_cohort)
@@ -417,38 +438,9 @@ class PlanConfig:
         }
         # Fields that a plan determines are reset to their defaults. The ones that this plan uses
         # are then set from it.
-        determined_names = {
-            *FIT_FIELDS,
-            *SETTINGS,
-            *TARGETS,
-            "sampling",
-            "claimed_cohort",
-            "budget",
-        }
-        determined_names |= {"schema", "max_participations", "private_metrics", "largest_loss"}
-        determined_names |= {name for name in value_by_field if name.startswith("clip_")}
-        for name in determined_names - {"cohort_size"}:
+        for name in determined_fields(value_by_field):
             del value_by_field[name]
-        value_by_field["family"] = "file"
-        value_by_field["mechanism"] = mechanism
-        value_by_field["rounds"] = plan.participation.rounds
-        value_by_field["noise_multiplier"] = plan.noise_multiplier
-        value_by_field["delta"] = plan.delta
-        value_by_field["clip_norm"] = plan.clip_norm
-        if plan.private_metrics is not None:
-            value_by_field["private_metrics"] = plan.private_metrics.share
-            value_by_field["largest_loss"] = plan.private_metrics.largest_loss
-        if plan.sampling is not None:
-            value_by_field |= plan.sampling.settings()
-        else:
-            value_by_field |= plan.participation.to_config()
-        if plan.quantile_clipping is not None:
-            for name, value in dataclasses.asdict(plan.quantile_clipping).items():
-                value_by_field[f"clip_{name}"] = value
-        if plan.simulation is not None:
-            value_by_field["cohort_size"] = plan.simulation.simulated
-            value_by_field["claimed_cohort"] = plan.simulation.claimed
-        return PlanConfig(**value_by_field)
+        return PlanConfig(**value_by_field | fields_of_plan(plan, mechanism))
 
     def flat(self) -> dict[str, Any]:
         """Returns all values of the config in one dict, by the names that config files use.

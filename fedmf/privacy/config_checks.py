@@ -7,6 +7,7 @@ from fedmf import fields
 from fedmf.mechanisms.family import FAMILIES, families_with
 from fedmf.privacy.flat_config import OPTIONS_WITH_FIELDS, TARGETS, families_taking
 from fedmf.privacy.sampling import takes
+from fedmf.privacy.trial_count import POISSON, TRUNCATED_NEGATIVE_BINOMIAL
 
 
 class PlanFields(Protocol):
@@ -22,6 +23,18 @@ class PlanFields(Protocol):
     def max_participations(self) -> int | None: ...  # noqa: D102
     @property
     def sampling(self) -> str | None: ...  # noqa: D102
+    @property
+    def cohort_size(self) -> int: ...  # noqa: D102
+    @property
+    def claimed_cohort(self) -> int | None: ...  # noqa: D102
+    @property
+    def clip_quantile(self) -> float | None: ...  # noqa: D102
+    @property
+    def private_metrics(self) -> float: ...  # noqa: D102
+    @property
+    def mean_trials(self) -> float | None: ...  # noqa: D102
+    @property
+    def trial_distribution(self) -> str: ...  # noqa: D102
     @property
     def workload(self) -> str: ...  # noqa: D102
     @property
@@ -123,3 +136,43 @@ def check_sampling_fields(config: PlanFields, *, default_schema: str) -> None:
             f"sampling={config.sampling} needs bands, on which the amplification depends: `fedmf "
             "plan bands` finds the best number"
         )
+
+
+def check_fields_of_streams(config: PlanFields) -> None:
+    """Raises ValueError if fields of adaptive clipping, of a simulated cohort or of private metrics
+    are set without the field that they need, or contradict it.
+    """
+    is_clipping_adaptive = config.clip_quantile is not None
+    for name in ("clip_share", "clip_every", "clip_learning_rate"):
+        fields.require(config, name, needs="`clip_quantile`", present=is_clipping_adaptive)
+    if config.claimed_cohort is not None and config.claimed_cohort <= config.cohort_size:
+        raise ValueError(
+            f"claimed_cohort={config.claimed_cohort} must be above cohort_size="
+            f"{config.cohort_size}, which simulates it: leave `claimed_cohort` out to train the "
+            "cohort itself"
+        )
+    has_metrics = config.private_metrics > 0
+    fields.require(config, "largest_loss", needs="`private_metrics`", present=has_metrics)
+
+
+def check_selection_fields(config: PlanFields) -> None:
+    """Raises ValueError if fields of a private selection are set without a number of trials, or
+    with a privacy target that it cannot have.
+    """
+    has_trials = config.mean_trials is not None
+    fields.require(config, "trial_distribution", needs="`mean_trials`", present=has_trials)
+    has_shape = has_trials and config.trial_distribution != POISSON
+    needed_setting = f"`mean_trials` with trial_distribution={TRUNCATED_NEGATIVE_BINOMIAL}"
+    fields.require(config, "trial_shape", needs=needed_setting, present=has_shape)
+    if has_trials and config.family == "none":
+        raise ValueError(
+            f"mean_trials={config.mean_trials} with family=none, which adds no noise: leave it "
+            "out, or choose another family"
+        )
+    for name in ("advantage", "true_positive_rate"):
+        target = getattr(config, name)
+        if has_trials and target is not None:
+            raise ValueError(
+                f"{name}={target} with mean_trials={config.mean_trials}, whose noise follows from "
+                "an epsilon: give `epsilon` or `noise_multiplier`"
+            )

@@ -24,6 +24,7 @@ from fedmf.privacy.plan import (
     noise_multiplier_without_metrics,
     per_query_noise_multiplier,
     rdp_epsilon,
+    selection_bounds,
     unamplified_epsilon,
     unit_noise,
     update_noise_multiplier,
@@ -69,14 +70,20 @@ def plan_summary(plan: Plan) -> dict[str, Any]:
         "simulated_cohort": simulated_cohort,
         "claimed_cohort": claimed_cohort,
         "certificate": certificate,
-    } | _further_streams(plan)
+    } | _further_facts(plan)
 
 
-def _further_streams(plan: Plan) -> dict[str, Any]:
-    """Returns the settings and noise of quantile_clipping and private_metrics; an empty dict for a
-    plan that has neither.
+def _further_facts(plan: Plan) -> dict[str, Any]:
+    """Returns the settings and noise of quantile_clipping and private_metrics, and the number of
+    trials of a private selection; an empty dict for a plan that has none of them.
     """
-    stream_facts = {}
+    stream_facts: dict[str, Any] = {}
+    bounds = selection_bounds(plan)
+    if bounds is not None:
+        stream_facts["selection"] = dataclasses.asdict(bounds.trials) | {
+            "quantiles": bounds.trials.quantiles(),
+            "accounting": bounds.source(plan.delta),
+        }
     multiplier_of_updates = update_noise_multiplier(plan)
     if plan.quantile_clipping is not None:
         clipping_facts = dataclasses.asdict(plan.quantile_clipping)
@@ -137,10 +144,24 @@ def risk_values(plan: Plan) -> dict[str, Any]:
     risk = attack_risk(plan)
     bound_by_name = risk.values()
     if plan.sampling is not None:
-        bound_by_name["unamplified"] = AttackRisk(mu=risk.mu).values()
+        bound_by_name["unamplified"] = _unamplified_risk(plan, risk.mu, 1.0).values()
     if plan.simulation is not None:
-        bound_by_name["trained_here"] = AttackRisk(mu=risk.mu / cohort_scale(plan)).values()
+        bound_by_name["trained_here"] = _unamplified_risk(
+            plan, risk.mu, cohort_scale(plan)
+        ).values()
     return bound_by_name
+
+
+def _unamplified_risk(plan: Plan, mu: float, scale: float) -> AttackRisk:
+    """Computes bounds on attacks without amplification by sampling, for `scale` times the noise
+    with which a single run has the bound `mu`.
+    """
+    if plan.selection is None:
+        return AttackRisk(mu=mu / scale)
+    noise_multiplier = plan.noise_multiplier * scale
+    return attack_risk(
+        dataclasses.replace(plan, sampling=None, simulation=None, noise_multiplier=noise_multiplier)
+    )
 
 
 def attack_values(plan: Plan) -> dict[str, Any]:
@@ -237,28 +258,28 @@ def statement_values(
     guarantee = guarantee_values(plan)
     if rdp:
         guarantee["rdp_epsilon"] = finite_or_none(rdp_epsilon(plan))
-    noise_source = tail_remark(plan) if subject.system == "plan" else None
     statement_by_name = {
         "format": _statement.FORMAT,
-        "date": _statement.today(),
+        "date": _date(plan),
         "system": subject.system,
         "subject": subject.values(),
         "dp_setting": "central",
         "simulation": _simulation(plan, population),
         "pretraining": pretraining,
         **_release_values(plan),
-        "noise_source": noise_source,
+        "noise_source": _noise_source(plan, subject),
         "guarantee": guarantee,
         "attack": attack_values(plan),
         "group_privacy": group_values(plan),
         "not_covered": _statement.not_covered(
             system_of(subject.system),
             private_metrics=plan.private_metrics is not None,
+            selected=plan.selection is not None,
             private=plan.noise_multiplier > 0,
         ),
         "commands": check_commands,
         "versions": _statement.installed_versions(),
-        **_further_streams(plan),
+        **_further_facts(plan),
     }
     if plan.longer is not None:
         longer_plan = dataclasses.replace(plan.longer, delta=plan.delta)
@@ -268,6 +289,18 @@ def statement_values(
     if canaries:
         statement_by_name["canaries"] = canaries
     return statement_by_name
+
+
+def _noise_source(plan: Plan, subject: Subject) -> str | None:
+    """Returns the remark on noise sources in the statement of a plan alone."""
+    return tail_remark(plan) if subject.system == "plan" else None
+
+
+def _date(plan: Plan) -> str | None:
+    """Returns the date of a statement; None for a private selection, since the date of a trial
+    would tell an attacker how many trials ran before it.
+    """
+    return _statement.today() if plan.selection is None else None
 
 
 def _commands(commands: Sequence[str] | None, plan: Plan, *, rdp: bool) -> list[str]:

@@ -24,11 +24,15 @@ from fedmf.numpy_errors import with_numpy_defaults
 from fedmf.participation.schema import Participation
 from fedmf.privacy.client_groups import group_epsilon
 from fedmf.privacy.gaussian import check_delta, check_float32_holds, gaussian_epsilon
+from fedmf.privacy.plan_checks import check_selection, check_sizes, check_streams
 from fedmf.privacy.private_metrics import PrivateMetrics
 from fedmf.privacy.quantile_clipping import MOST_CHANGE, QuantileClipping
 from fedmf.privacy.renyi import event_rdp_epsilon
 from fedmf.privacy.sampling import Sampling
-from fedmf.privacy.source_tail import HOST_END, check_tail
+from fedmf.privacy.selection_bounds import SelectionBounds
+from fedmf.privacy.simulation import Simulation
+from fedmf.privacy.source_tail import check_noise_tail
+from fedmf.privacy.trial_count import POISSON, TrialCount
 
 if TYPE_CHECKING:
     import dp_accounting
@@ -39,35 +43,6 @@ if TYPE_CHECKING:
 # Largest noise multiplier that is passed to Renyi accounting. dp_accounting squares it, and the
 # square of a larger one may overflow.
 _LARGEST_RDP_MULTIPLIER = 1e100
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Simulation:
-    """The number of clients a round that a run really trains, and the larger number a round for
-    which it estimates the model's quality.
-
-    Attributes:
-      simulated: clients a round that the run trains.
-      claimed: clients a round of the run whose utility is estimated; above `simulated`.
-
-    Raises:
-      TypeError: a number of clients is not an integer.
-      ValueError: a number of clients is not positive, or simulated is not below claimed.
-    """
-
-    simulated: int
-    claimed: int
-
-    def __post_init__(self) -> None:
-        hint = "use a number of clients a round, with plan.simulating(simulated=..., claimed=...)"
-        for name in ("simulated", "claimed"):
-            cohort_size = checks.integer(name, getattr(self, name), low=1, hint=hint)
-            fields.set_fields(self, {name: cohort_size})
-        if self.simulated >= self.claimed:
-            raise ValueError(
-                f"simulated={self.simulated} must be below claimed={self.claimed}, because a run "
-                "simulates a larger cohort: to train the claimed cohort itself leave both out"
-            )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -93,13 +68,16 @@ class Plan(fields.ShortRepr):
         updates and the released clipping bits together. None for a constant clip norm.
       private_metrics: releases metrics of the rounds with noise; noise_multiplier covers the
         updates and the metrics together. None for no private metrics.
+      selection: the number of trials of a private selection, of which this is the plan of each. The
+        guarantee is then that of the selected trial. None for a single run.
       longer: the plan of all rounds of the mechanism, for a plan of its first rounds; set only by
         `fedmf.privacy.stopping.stopped_after`, else None.
 
     Raises:
       TypeError: an attribute has another type.
-      ValueError: a number is out of range, the rounds of mechanism and participation differ, or
-        sampling scheme, mechanism and participation do not suit each other.
+      ValueError: a number is out of range, the rounds of mechanism and participation differ,
+        sampling scheme, mechanism and participation do not suit each other, or no private selection
+        can have such trials.
 
     Example:
       >>> import fedmf
@@ -124,6 +102,7 @@ class Plan(fields.ShortRepr):
     simulation: Simulation | None = None
     quantile_clipping: QuantileClipping | None = None
     private_metrics: PrivateMetrics | None = None
+    selection: TrialCount | None = None
     longer: "Plan | None" = dataclasses.field(default=None, repr=False)
 
     @with_numpy_defaults
@@ -158,9 +137,10 @@ class Plan(fields.ShortRepr):
                 "delta": check_delta(self.delta),
             },
         )
-        self._check_streams()
+        check_streams(self.quantile_clipping, self.private_metrics, noise_multiplier)
         self._check_longer()
-        self._check_sizes()
+        check_sizes(self.delta, self.sampling, self.simulation)
+        check_selection(self.selection, self.sampling, is_shortened=self.longer is not None)
 
     def _set_sampling(self) -> None:
         """Sets the fields of the sampling scheme that follow from the mechanism, and sets
@@ -181,47 +161,6 @@ class Plan(fields.ShortRepr):
                 f"{participation}"
             )
         fields.set_fields(self, {"sampling": scheme, "participation": participation})
-
-    def _check_streams(self) -> None:
-        """Raises TypeError if quantile_clipping or private_metrics has a wrong type, and ValueError
-        for private metrics in a plan without noise.
-        """
-        if not isinstance(self.quantile_clipping, QuantileClipping | None):
-            raise TypeError(
-                f"quantile_clipping={self.quantile_clipping!r} must be a fedmf.QuantileClipping, "
-                "or None for a constant clip norm"
-            )
-        if not isinstance(self.private_metrics, PrivateMetrics | None):
-            raise TypeError(
-                f"private_metrics={self.private_metrics!r} must be a fedmf.PrivateMetrics, or None "
-                "for none"
-            )
-        if self.private_metrics is not None and not self.noise_multiplier:
-            raise ValueError(
-                f"private_metrics={self.private_metrics.share} with noise_multiplier=0, which "
-                "makes nothing private: add noise, or leave it out"
-            )
-
-    def _check_sizes(self) -> None:
-        """Raises ValueError if delta is too small for the sampling scheme, or if the plan claims
-        another cohort size than the scheme samples.
-        """
-        scheme = self.sampling
-        if scheme is not None and self.delta < scheme.min_delta:
-            raise ValueError(
-                f"delta={self.delta} is too small for amplification by sampling, accounted to "
-                f"{scheme.min_delta}: use that, or leave sampling out"
-            )
-        if not isinstance(self.simulation, Simulation | None):
-            raise TypeError(
-                f"simulation={self.simulation!r} must be None, or what plan.simulating sets"
-            )
-        claimed_cohort = None if self.simulation is None else self.simulation.claimed
-        if scheme is not None and claimed_cohort not in (None, scheme.cohort_size):
-            raise ValueError(
-                f"sampling has cohort_size={scheme.cohort_size} but claimed={claimed_cohort}: "
-                "sample the claimed cohort"
-            )
 
     def _check_longer(self) -> None:
         """Raises unless `longer`, the plan of all rounds, has at least as many rounds as this plan
@@ -261,6 +200,21 @@ class Plan(fields.ShortRepr):
         """
         return sensitivity(self.mechanism, self.participation)
 
+    @functools.cached_property
+    def _selection_bounds(self) -> SelectionBounds | None:
+        """The bounds on epsilon of the private selection; None for a single run."""
+        if self.selection is None:
+            return None
+        epsilon_of_trial = None
+        if self.sampling is not None:
+            trial_plan = dataclasses.replace(self, selection=None)
+            epsilon_of_trial = functools.partial(epsilon_at, trial_plan)
+        return SelectionBounds(
+            trials=self.selection,
+            noise_multiplier=self.noise_multiplier,
+            sampled_epsilon_of=epsilon_of_trial,
+        )
+
     @property
     @with_numpy_defaults
     def stddev(self) -> float:
@@ -275,7 +229,7 @@ class Plan(fields.ShortRepr):
           ValueError: noise or release would be 0 or infinite in float32, in which they are
             computed; no noise source has long enough tails for this delta.
         """
-        check_tail(self, HOST_END)
+        check_noise_tail(self)
         multiplier = update_noise_multiplier(self)
         sensitivity_value = self.sensitivity.value
         scale = cohort_scale(self)
@@ -300,7 +254,7 @@ class Plan(fields.ShortRepr):
         replaced by zeros.
 
         It is the smaller one of two bounds: PLD accounting without amplification, and the epsilon
-        that the sampling scheme proves.
+        that the sampling scheme proves. With `selection` it is that of the selected trial.
         """
         return epsilon_at(self, self.delta)
 
@@ -314,10 +268,12 @@ class Plan(fields.ShortRepr):
         """
         hint = "count the clients of one user"
         g = checks.integer("devices", devices, low=1, high=10**9, hint=hint)
-        unamplified_value = gaussian_epsilon(self.noise_multiplier / g, self.delta)
+        unamplified_value = _unamplified_epsilon(self, self.noise_multiplier / g, self.delta)
         # `group_epsilon` needs epsilon at many deltas. A simulation for each of them would take
         # hours, so schemes with a simulated epsilon have only the bound without amplification here.
         if self.sampling is None or self.sampling.simulated or self.noise_multiplier == 0:
+            return unamplified_value
+        if self.selection is not None:
             return unamplified_value
         epsilon_at = functools.partial(self.sampling.epsilon, self.mechanism, unit_noise(self))
         amplified_value = group_epsilon(
@@ -332,9 +288,10 @@ class Plan(fields.ShortRepr):
         noise_multiplier^2) (Bun and Steinke 2016, Prop. 1.6; Denisov et al. 2022, Thm. 3.1 and
         Def. J.2).
 
-        Client sampling does not lower this rho.
+        Client sampling does not lower this rho. It is infinite for a private selection, for which
+        none is proven.
         """
-        if self.noise_multiplier == 0:
+        if self.noise_multiplier == 0 or self.selection is not None:
             return math.inf
         inverse_multiplier = 1 / self.noise_multiplier
         return inverse_multiplier * inverse_multiplier / 2
@@ -361,6 +318,22 @@ def check_plan(plan: object) -> None:
         )
 
 
+def selection_bounds(plan: Plan) -> SelectionBounds | None:
+    """Returns the bounds on epsilon of a private selection among trials; None for a single run."""
+    return plan._selection_bounds
+
+
+def check_single_run(plan: Plan) -> None:
+    """Raises ValueError if a plan is that of the trials of a private selection, whose guarantee a
+    single run does not have to itself.
+    """
+    if plan.selection is not None:
+        raise ValueError(
+            f"plan has selection={plan.selection} and states the guarantee of a private selection, "
+            "which `fedmf sweep --private-selection` runs: leave `selection` out for a single run"
+        )
+
+
 @with_numpy_defaults
 def dp_event(plan: Plan) -> "dp_accounting.DpEvent":
     """Returns the whole run as one `DpEvent`, for the accountants of dp_accounting.
@@ -370,7 +343,7 @@ def dp_event(plan: Plan) -> "dp_accounting.DpEvent":
 
     Returns:
       The event of the sampling scheme if dp_accounting can express it; otherwise a Gaussian event,
-      whose epsilon has no amplification.
+      whose epsilon has no amplification. A private selection is the event of its trials, repeated.
 
     Raises:
       TypeError: `plan` is no Plan.
@@ -380,6 +353,10 @@ def dp_event(plan: Plan) -> "dp_accounting.DpEvent":
     check_plan(plan)
     if plan.noise_multiplier == 0:
         return dp_accounting.NonPrivateDpEvent()
+    if plan.selection is not None:
+        trial_event = dp_event(dataclasses.replace(plan, selection=None))
+        shape = math.inf if plan.selection.distribution == POISSON else plan.selection.shape
+        return dp_accounting.RepeatAndSelectDpEvent(trial_event, plan.selection.mean_trials, shape)
     if plan.sampling is not None:
         sampled_event = plan.sampling.event(plan.mechanism, unit_noise(plan))
         if sampled_event is not None:
@@ -466,13 +443,24 @@ def unamplified_epsilon(plan: Plan) -> float:
     >>> unamplified_epsilon(config.plan()) == config.plan().epsilon
     True
     """
-    return gaussian_epsilon(plan.noise_multiplier, plan.delta)
+    return _unamplified_epsilon(plan, plan.noise_multiplier, plan.delta)
+
+
+def _unamplified_epsilon(plan: Plan, noise_multiplier: float, delta: float) -> float:
+    """Computes the epsilon of a plan without amplification, for another noise multiplier and
+    delta.
+    """
+    if plan.selection is None:
+        return gaussian_epsilon(noise_multiplier, delta)
+    return SelectionBounds(trials=plan.selection, noise_multiplier=noise_multiplier).epsilon(delta)
 
 
 def epsilon_at(plan: Plan, delta: float) -> float:
     """Computes `Plan.epsilon` at another delta, in [1e-15, 1). Below the scheme's `min_delta` it
     is the epsilon without amplification by sampling.
     """
+    if plan._selection_bounds is not None:
+        return plan._selection_bounds.epsilon(delta)
     unamplified_value = gaussian_epsilon(plan.noise_multiplier, delta)
     scheme = plan.sampling
     if scheme is None or plan.noise_multiplier == 0 or delta < scheme.min_delta:
@@ -490,6 +478,8 @@ def rdp_epsilon(plan: Plan) -> float:
     """
     if plan.noise_multiplier > _LARGEST_RDP_MULTIPLIER:
         return rdp_epsilon(dataclasses.replace(plan, noise_multiplier=_LARGEST_RDP_MULTIPLIER))
+    if plan._selection_bounds is not None:
+        return plan._selection_bounds.renyi_epsilon(plan.delta)
     unamplified_value = event_rdp_epsilon(
         dp_event(dataclasses.replace(plan, sampling=None)), plan.delta
     )

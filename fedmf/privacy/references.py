@@ -47,6 +47,15 @@ REFERENCES = (
         "Tree Aggregation, Use BLTs. arXiv:2408.08868",
     ),
     (
+        r"Koskela, Redberg and Wang 2024",
+        "Koskela, Redberg and Wang 2024, Privacy Profiles for Private Selection. arXiv:2402.06701",
+    ),
+    (
+        r"Papernot and Steinke 2022",
+        "Papernot and Steinke 2022, Hyperparameter Tuning with Renyi Differential Privacy. "
+        "arXiv:2110.03620",
+    ),
+    (
         r"Vadhan 2017",
         "Vadhan 2017, The Complexity of Differential Privacy. doi:10.1007/978-3-319-57048-8_7",
     ),

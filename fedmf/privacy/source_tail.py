@@ -22,23 +22,27 @@ from fedmf.participation.schema import Participation
 from fedmf.privacy.gaussian import has_infinite_epsilon
 from fedmf.privacy.sampling.base import Sampling
 from fedmf.privacy.sampling.encoder_checks import proven_bands
+from fedmf.privacy.selection_bounds import trial_delta
+from fedmf.privacy.trial_count import TrialCount
 
 
 class NoisyPlan(Protocol):
-    """The fields of a plan that determine how long the tails of its noise must be."""
+    """The attributes of a plan that determine how long the tails of its noise must be."""
 
     @property
     def mechanism(self) -> Mechanism: ...  # noqa: D102
     @property
     def participation(self) -> Participation: ...  # noqa: D102
     @property
-    def sampling(self) -> Sampling | None: ...  # noqa: D102
-    @property
-    def sensitivity(self) -> Sensitivity: ...  # noqa: D102
-    @property
     def noise_multiplier(self) -> float: ...  # noqa: D102
     @property
     def delta(self) -> float: ...  # noqa: D102
+    @property
+    def sampling(self) -> Sampling | None: ...  # noqa: D102
+    @property
+    def selection(self) -> TrialCount | None: ...  # noqa: D102
+    @property
+    def sensitivity(self) -> Sensitivity: ...  # noqa: D102
 
 
 # Normal numbers are drawn in pairs, from a uniform number and an angle. The smallest possible
@@ -98,6 +102,34 @@ def check_tail(
         f"they reveal a client with probability {reveal_probability:.1g} at "
         f"noise_multiplier={z:g}, above a tenth of delta; {way_out}"
     )
+
+
+def check_noise_tail(plan: NoisyPlan) -> None:
+    """Raises ValueError if the bounded size of normal draws on the host weakens the guarantee of a
+    plan, which may be that of a private selection.
+    """
+    if plan.selection is None:
+        check_tail(plan, HOST_END)
+    else:
+        check_trial_tail(plan, plan.selection, plan.delta)
+
+
+def check_trial_tail(plan: NoisyPlan, trials: TrialCount, delta: float) -> None:
+    """Raises ValueError if the bounded size of normal draws weakens the guarantee of a private
+    selection at a delta.
+
+    A score may prefer trials whose noise reveals a client. So the probability of such noise in one
+    trial is multiplied by the mean number of trials.
+
+    Args:
+      plan: plan of each trial.
+      trials: distribution of the number of trials.
+      delta: the selection's delta.
+    """
+    delta_of_trial = trial_delta(delta, trials)
+    # A selection among trials of infinite epsilon guarantees nothing.
+    if not has_infinite_epsilon(plan.noise_multiplier):
+        check_tail(plan, HOST_END, delta=delta_of_trial)
 
 
 def _reveal_probability(plan: NoisyPlan, end: float, entries: int | None) -> float:

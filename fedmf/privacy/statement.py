@@ -50,6 +50,12 @@ NOT_COVERED = (
 _NOTHING_COVERED = "All contributions of clients: without noise there is no guarantee."
 _COVERED_CHOICE = " A choice by the private metrics of the run is covered."
 _COVERED_METRICS = " The private metrics are covered."
+_COVERED_TUNING = " The private selection that chose this run among its trials is covered."
+_NOT_HIDDEN = (
+    "The running time of a private selection, its processes, its disk use, its cache of fitted "
+    "mechanisms and the dashboard of a cluster, which an attacker may observe: they tell something "
+    "about the number of trials."
+)
 _PACKAGES = (
     "fedmf numpy scipy dp-accounting tensorflow tensorflow-federated tensorflow-privacy torch"
 ).split()
@@ -57,7 +63,7 @@ _PACKAGES = (
 _OPTIONAL = (
     "subject canaries synthetic_clients longer contradictions unrecorded achieved "
     "marked_noncompliant noncompliant_clients noise_source programs server_optimizer "
-    "quantile_clipping private_metrics attack"
+    "quantile_clipping private_metrics selection selection_score attack"
 ).split()
 _WIDTH = 110
 # Matches the start of a line of the statement's template that begins a new paragraph or list item,
@@ -67,12 +73,15 @@ _MARKER = re.compile(r" *(?:\d+\. |- |> )|(?=[|#]|    \S)")
 _BLOCK_START = rf"\d+[.)](?:[ {GLUED_BLANK}]|$)|[-+*#=]+(?:[ {GLUED_BLANK}]|$)|[>:!]"
 
 
-def not_covered(system: System, *, private_metrics: bool, private: bool) -> list[str]:
+def not_covered(
+    system: System, *, private_metrics: bool, private: bool, selected: bool = False
+) -> list[str]:
     """Returns sentences on what the guarantee of a statement does not cover.
 
     Args:
       system: the kind of system.
       private_metrics: whether metrics of the rounds are released with noise.
+      selected: whether the guarantee is that of a private selection.
       private: whether the run adds noise.
     """
     if not private:
@@ -81,6 +90,9 @@ def not_covered(system: System, *, private_metrics: bool, private: bool) -> list
     if private_metrics:
         choice += _COVERED_CHOICE
         metrics += _COVERED_METRICS
+    if selected:
+        tuning += _COVERED_TUNING
+        further_points = [*further_points, _NOT_HIDDEN]
     if system.generator is not None:
         arithmetic = f"{arithmetic} {system.generator}"
     return [tuning, choice, metrics, preprocessing, *further_points, arithmetic]

@@ -18,6 +18,8 @@ DISTRIBUTIONS = (TRUNCATED_NEGATIVE_BINOMIAL, POISSON)
 # Largest mean number of trials, and largest shape of their distribution.
 _MAX_MEAN = 1e4
 _MAX_SHAPE = 100.0
+# Probabilities whose quantiles of the number of trials are stated.
+_QUANTILES = {"median": 0.5, "percentile_90": 0.9, "percentile_99": 0.99}
 # Smaller shapes of the truncated negative binomial are replaced by 0.
 _LEAST_SHAPE = 1e-12
 # A smaller mean becomes 1.
@@ -71,6 +73,8 @@ class TrialCount:
         if shape < _LEAST_SHAPE:
             shape = 0.0
         distribution = checks.one_of("distribution", self.distribution, DISTRIBUTIONS)
+        if distribution == POISSON:
+            shape = 1.0
         fields.set_fields(
             self, {"mean_trials": mean_trials, "shape": shape, "distribution": distribution}
         )
@@ -141,10 +145,24 @@ class TrialCount:
         trial_index = int(np.searchsorted(self._cumulative, level))
         return min(trial_index, len(self._cumulative) - 1)
 
+    def quantiles(self) -> dict[str, int]:
+        """Returns the median, the 90% and the 99% quantile of the number of trials, by name.
+
+        >>> TrialCount(mean_trials=10, shape=0.0).quantiles()
+        {'median': 4, 'percentile_90': 26, 'percentile_99': 81}
+        """
+        return {name: self.quantile(probability) for name, probability in _QUANTILES.items()}
+
     def draw(self, rng: np.random.Generator) -> int:
         """Draws a number of trials."""
-        # `quantile` refuses the probability 0, which a uniform draw can be.
-        return self.quantile(max(rng.random(), 2.0**-60))
+        return int(self.draws(rng, 1)[0])
+
+    def draws(self, rng: np.random.Generator, size: int) -> np.ndarray:
+        """Draws `size` independent numbers of trials, int64 (size,)."""
+        # A number that is drawn uniformly from [0, 1) lies with probability P(K = k) between the
+        # probabilities that K is below k and that it is at most k.
+        trial_counts = np.searchsorted(self._cumulative, rng.random(size), side="right")
+        return np.minimum(trial_counts, len(self._cumulative) - 1)
 
 
 def _num_terms(mean: float, gamma: float) -> int:

@@ -279,7 +279,8 @@ def _draw_bands(ax: Axes, rows: Sequence[dict[str, Any]], *, is_amplified: bool)
 def comparison_picture(summary: dict[str, Any]) -> bytes:
     """Draws a comparison of mechanisms over epsilon, and returns the PNG bytes.
 
-    The picture has the error of each mechanism, and an attacker's advantage. Without sampling the
+    The picture has the error of each mechanism, an attacker's advantage and, if it was asked for,
+    the noise for a choice among trials. Without sampling the
     advantage follows from epsilon alone, so that all mechanisms share one line.
 
     Args:
@@ -288,8 +289,16 @@ def comparison_picture(summary: dict[str, Any]) -> bytes:
     rows_by_name: dict[str, list[dict[str, Any]]] = {}
     for row in summary["rows"]:
         rows_by_name.setdefault(row["name"], []).append(row)
-    with canvas(4.3, "") as (figure, png):
-        error_panel, risk_panel = figure.subplots(1, 2)
+    tuning = summary.get("tuning")
+    panel_rows = [["error", "risk"]]
+    if tuning is not None:
+        panel_rows.append(["tuning", "tuning"])
+    with canvas(0.5 + 3.8 * len(panel_rows), "") as (figure, png):
+        panel_by_name: dict[str, Axes] = figure.subplot_mosaic(panel_rows)
+        error_panel = panel_by_name["error"]
+        risk_panel = panel_by_name["risk"]
+        if tuning is not None:
+            _draw_tuning(panel_by_name["tuning"], tuning)
         num_sampled = 0
         for name, rows in rows_by_name.items():
             style: dict[str, Any] = {"color": family_color(rows[0]["family"]), "marker": "o"}
@@ -318,3 +327,28 @@ def comparison_picture(summary: dict[str, Any]) -> bytes:
         risk_panel.legend(loc="best")
         risk_panel.set(title="Attacker's advantage", ylabel="at most", ylim=(0, 1))
     return png.getvalue()
+
+
+def _draw_tuning(ax: Axes, tuning: dict[str, Any]) -> None:
+    """Draws the noise of each trial over the number of trials among which a model is chosen.
+
+    Args:
+      ax: the panel.
+      tuning: of `fedmf.privacy.tuning.tuning_summary`.
+    """
+    rows_by_way: dict[str, list[dict[str, Any]]] = {}
+    for row in tuning["curves"]:
+        rows_by_way.setdefault(row["way"], []).append(row)
+    for (way, rows), color in zip(rows_by_way.items(), (RED, INK, BLUE), strict=True):
+        numbers = [row["trials"] for row in rows]
+        ratios = [row["noise_ratio"] for row in rows]
+        ax.plot(numbers, ratios, label=way, color=color, marker="o", markersize=4, linewidth=1.6)
+    ax.set_xscale("log")
+    ax.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    ax.set(
+        title=f"Noise of a trial, epsilon {tuning['curves'][0]['epsilon']:g}",
+        xlabel="trials, on average",
+        ylabel="times that of one run",
+        ylim=(0, None),
+    )
+    ax.legend(loc="upper left")

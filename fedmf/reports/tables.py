@@ -198,11 +198,15 @@ def _privacy_cells(group: RunGroup, *, with_delta: bool) -> list[Cell]:
         rho_details.append("not amplified")
     if group.config.claimed_cohort is not None:
         epsilon_details.append("of the claimed cohort")
+    rho_text = up(group_plan["rho"])
+    if group.config.mean_trials is not None:
+        epsilon_details.append("of the choice of the best trial too")
+        rho_text = "not stated"
     sensitivity = group_plan["sensitivity"]
     exactness = "exact" if sensitivity["exact"] else "upper bound"
     return [
         Cell(up(group_plan["epsilon"]), "number", epsilon_details),
-        Cell(up(group_plan["rho"]), "number", rho_details),
+        Cell(rho_text, "number", rho_details),
         Cell(down(group_plan["noise_multiplier"]), "number"),
         Cell(up(sensitivity["value"], 6), "number", [exactness]),
         Cell(significant(group_plan["rmse"], 4), "number"),
@@ -401,7 +405,10 @@ def _time_cell(run: Run) -> Cell:
     """Returns the table cell for a run's duration, or for its progress if it is unfinished."""
     if run.result is None:
         return Cell(unfinished(run))
-    return Cell(duration(run.result["seconds"]), sort=run.result["seconds"])
+    seconds = run.result.get("seconds")
+    if seconds is None:
+        return _NO_VALUE  # A private selection tells no durations.
+    return Cell(duration(seconds), sort=seconds)
 
 
 def folder_names(runs: Sequence[Run]) -> dict[int, str]:

@@ -193,6 +193,7 @@ class TrainConfig(PlanConfig):
                 f"stop_at_epsilon={self.stop_at_epsilon} with canaries={self.canaries}, "
                 "which audit all rounds of a plan: leave one of them out"
             )
+        self._check_trials()
         if is_in_tff and self.server_rule not in RULES:
             rule_names = ", ".join(RULES)
             raise ValueError(
@@ -205,6 +206,17 @@ class TrainConfig(PlanConfig):
             needed_setting = "a run without `learning_rate_schedule`"
             fields.require(self, name, needs=needed_setting, present=is_unused)
         self.server_schedule()
+
+    def _check_trials(self) -> None:
+        """Raises ValueError if the runs of a private selection cannot have a field's value."""
+        if self.mean_trials is None:
+            return
+        for name, needs in (
+            ("canaries", "a single run, whose canaries are told apart"),
+            ("stop_at_epsilon", "a single run, because all trials run to their end"),
+            ("execution", "a single run, because trials draw their noise outside TensorFlow"),
+        ):
+            fields.require(self, name, needs=f"{needs}, and not `mean_trials`", present=False)
 
     @property
     def server_rule(self) -> str:

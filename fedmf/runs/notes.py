@@ -4,6 +4,8 @@ import collections
 import dataclasses
 from collections.abc import Sequence
 
+from fedmf.privacy.rounding import up
+from fedmf.privacy.trial_count import POISSON
 from fedmf.runs.folder import Run
 
 
@@ -21,6 +23,7 @@ def figures_note(runs: Sequence[Run]) -> str:
         sentences.append(
             f"{headline_metric[0].upper()}{headline_metric[1:]} {task_record['metric_note']}."
         )
+    sentences += [note for note in map(selection_note, runs) if note]
     configs_without_seed = [
         dataclasses.replace(config, seed=0) for config in {run.config for run in runs}
     ]
@@ -34,6 +37,23 @@ def figures_note(runs: Sequence[Run]) -> str:
         if programs_text:
             sentences.append(f"Of run {run.path.name}, {programs_text}.")
     return " ".join(sentences)
+
+
+def selection_note(run: Run) -> str:
+    """Returns a sentence on the guarantee of a run that a private selection chose; empty for other
+    runs.
+    """
+    trials = run.config.selection()
+    if trials is None:
+        return ""
+    shape_text = "" if trials.distribution == POISSON else f" of shape {trials.shape:g}"
+    epsilon = run.plan["epsilon"]
+    epsilon_text = "infinite" if epsilon is None else up(epsilon)
+    return (
+        f"Epsilon {epsilon_text} at delta {run.plan['delta']:g} is that of private selection: run "
+        f"{run.path.name} is the best one of a random number of trials ({trials.distribution}"
+        f"{shape_text}, mean {trials.mean_trials:g})."
+    )
 
 
 def programs_phrase(first_rounds: Sequence[int], rounds: int) -> str:

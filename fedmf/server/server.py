@@ -38,7 +38,7 @@ from fedmf.server.metrics_stream import MetricsStream
 from fedmf.server.participants import Participants
 from fedmf.server.roster import Client
 from fedmf.server.source import check_noise_seed
-from fedmf.server.state import check_plan
+from fedmf.server.state import check_plan, check_single_run
 
 
 class _NoisyRound(NamedTuple):
@@ -167,6 +167,7 @@ class Server(ExclusiveCalls):
         self._folder = folder
         # Privacy statements use this key of privacy.systems.SYSTEMS to look up their sentences.
         self.system = "server"
+        check_single_run(plan)
         if plan.simulation is not None:
             raise ValueError(
                 f"the plan simulates {plan.simulation.claimed} clients with "

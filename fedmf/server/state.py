@@ -11,6 +11,7 @@ import numpy as np
 from fedmf.mechanisms.base import Mechanism
 from fedmf.privacy.plan import Plan, bit_stddev
 from fedmf.privacy.plan import check_plan as check_plan
+from fedmf.privacy.plan import check_single_run as check_single_run
 from fedmf.privacy.statement import mechanism_digest
 
 

@@ -14,6 +14,7 @@ from fedmf.privacy.statement import mechanism_digest
 from fedmf.reports.labels import field_names
 from fedmf.runs.config import TrainConfig, read_config_file
 from fedmf.runs.folder import Run, RunFolder
+from fedmf.runs.selection import SELECTION
 from fedmf.sweeps import grid
 from fedmf.sweeps.runs import run_folder
 
@@ -43,9 +44,14 @@ def in_folder(out: pathlib.Path, configs: Mapping[str, TrainConfig]) -> dict[str
     The path of the data may have changed.
 
     Raises:
-      ValueError: the folder holds a run that differs in a field that neither name contains, or
-        whose mechanism file of the same name had other content.
+      ValueError: the folder holds a private selection, or a run that differs in a field that
+        neither name contains, or whose mechanism file of the same name had other content.
     """
+    if (out / SELECTION).exists():
+        raise ValueError(
+            f"{out} holds a private selection, whose guarantee other runs would add to: name "
+            "another folder"
+        )
     config_by_name = {
         path.parent.name: TrainConfig.from_mapping(read_config_file(path), str(path))
         for path in sorted((out / "runs").glob("*/config.json"))

@@ -9,7 +9,7 @@ import types
 import typing
 from collections.abc import Mapping, Sequence
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedmf import tasks
 from fedmf.checks import did_you_mean
@@ -24,6 +24,8 @@ _FIELDS = {
 }
 _OPTION = "task_option."
 _OF_THE_TASK = {field.name for field in dataclasses.fields(PartitionOptions)}
+# Number of significant digits of a float that is drawn from a range.
+_DIGITS = 4
 MAX_NAME_CHARACTERS = 200  # Most file systems allow 255 characters in a file name.
 
 
@@ -44,6 +46,10 @@ class Range:
 
     def __contains__(self, value: Any) -> bool:
         return isinstance(value, int | float) and self.low <= value <= self.high
+
+    def rounded(self, number: float) -> float:
+        """Rounds a number to four significant digits, and to the nearest one in the range."""
+        return min(max(float(f"{number:.{_DIGITS}g}"), self.low), self.high)
 
     @property
     def whole(self) -> bool:
@@ -136,6 +142,14 @@ def families_option(name: str) -> type | None:
     return None
 
 
+class SweepRun(NamedTuple):
+    """One run of a grid, with its name, its values of the varied fields and its configuration."""
+
+    name: str
+    chosen: dict[str, Any]
+    config: TrainConfig
+
+
 def sweep_configs(
     fixed: Mapping[str, Any], varied: Mapping[str, Sequence[Any]]
 ) -> dict[str, TrainConfig]:
@@ -161,6 +175,11 @@ def sweep_configs(
       >>> list(sweep_configs(fixed, {"family": ["none", "tree"], "epsilon": [2.0, 8.0]}))
       ['family=none', 'family=tree,epsilon=2', 'family=tree,epsilon=8']
     """
+    return {run.name: run.config for run in sweep_runs(fixed, varied)}
+
+
+def sweep_runs(fixed: Mapping[str, Any], varied: Mapping[str, Sequence[Any]]) -> list[SweepRun]:
+    """Returns the runs of `sweep_configs`, with their values of the varied fields."""
     if not varied:
         raise ValueError("vary is missing: name a field and its values, such as epsilon=2,8")
     for name, values in varied.items():
@@ -170,6 +189,7 @@ def sweep_configs(
             )
         if not values or len({json.dumps(value) for value in values}) < len(values):
             raise ValueError(f"vary {name}={list(values)} must be different values, at least one")
+    runs: list[SweepRun] = []
     configs: dict[str, TrainConfig] = {}
     taken_fields: set[str] = set()
     seen_configs: set[TrainConfig] = set()
@@ -182,11 +202,14 @@ def sweep_configs(
         if config not in seen_configs:
             configs[name] = config
             seen_configs.add(config)
+            taken_values = applying(fixed, chosen_values)
+            chosen_values = {k: v for k, v in chosen_values.items() if k in taken_values}
+            runs.append(SweepRun(name, chosen_values, config))
     for name in sorted((set(fixed) | set(varied)) - taken_fields):
         raise ValueError(
             f"{name} belongs to no family of this sweep: leave it out, or add one that takes it"
         )
-    return configs
+    return runs
 
 
 def applying(fixed: Mapping[str, Any], chosen: Mapping[str, Any]) -> dict[str, Any]:

@@ -92,17 +92,26 @@ def stopped_by_data(runs: Iterable[Run]) -> list[Run]:
     return [run for run in runs if run.result is None and RunFolder(run.path).was_stopped_by_data()]
 
 
-def results_csv(runs: Sequence[Run], smoothed_over: int = 0, *, stopped: Sequence[Run] = ()) -> str:
+def results_csv(
+    runs: Sequence[Run],
+    smoothed_over: int = 0,
+    *,
+    stopped: Sequence[Run] = (),
+    total_epsilon: float | None = None,
+) -> str:
     """Returns a CSV text with a row for every finished run, which has its varied fields, guarantee
     and metrics.
 
     Fields that vary among the finished and the `stopped` runs have a column. The smoothed column is
     `validation_of`, if that is a mean. The guarantee of a simulation is that of the cohort in
-    simulated_for_cohort, and its achieved_epsilon is empty.
+    simulated_for_cohort, and its achieved_epsilon is empty. A budget for all runs together,
+    `total_epsilon`, is in each row.
     """
     varied_names = varying([*runs, *stopped])
     csv_buffer = io.StringIO()
     run_rows = [_row(run, varied_names, smoothed_over) for run in runs]
+    if total_epsilon is not None:
+        run_rows = [{**csv_row, "total_epsilon": total_epsilon} for csv_row in run_rows]
     csv_writer = csv.DictWriter(csv_buffer, list(run_rows[0]), lineterminator="\n")
     csv_writer.writeheader()
     csv_writer.writerows(run_rows)
@@ -272,8 +281,11 @@ def best_table(
     searched: Collection[str] = (),
     *,
     stopped: Sequence[Run] = (),
+    total_epsilon: float | None = None,
 ) -> str:
-    """Returns the result of `best_settings` as a text table."""
+    """Returns the result of `best_settings` as a text table. A budget for all runs together,
+    `total_epsilon`, is in each row.
+    """
     best_rows = best_settings(runs, smoothed_over, searched, stopped=stopped)
     metric_words = metric_name(runs[0].plan["task"]["headline_metric"])
     has_intervals = any(setting.tied is not None for setting in best_rows)
@@ -289,6 +301,8 @@ def best_table(
             *tied_heading,
         ]
     ]
+    if total_epsilon is not None:
+        table_rows[0].append("epsilon of all runs")
     for setting in best_rows:
         row_texts = list(map(_value_text, setting.compared.values()))
         for name, value in setting.tuned.items():
@@ -298,6 +312,8 @@ def best_table(
         row_texts += [str(len(setting.validation)), str(setting.settings)]
         if has_intervals:
             row_texts.append(_value_text(setting.tied))
+        if total_epsilon is not None:
+            row_texts.append(plain(total_epsilon))
         table_rows.append(row_texts)
     table_lines = aligned(table_rows)
     if any(setting.at_edge for setting in best_rows):

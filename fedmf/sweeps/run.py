@@ -32,6 +32,7 @@ from fedmf.runs.folder import Run, RunFolder
 from fedmf.sweeps import differences, figures, halving, results
 from fedmf.sweeps.folder import begun_runs, in_folder, num_rounds_done, state, writing
 from fedmf.sweeps.runs import ClusterRuns, LocalRuns, Runs, log_file, prepare, run_folder
+from fedmf.sweeps.total_budget import TotalBudget, total_epsilon_of
 from fedmf.terminal import interrupts
 from fedmf.terminal.progress_bar import bar
 
@@ -194,11 +195,20 @@ def write_results(
         best=differences.compared_settings(best_settings),
     )
     joint_guarantee = results.together(begun_run_list)
+    budget = TotalBudget.of(out)
+    if budget is not None:
+        joint_guarantee = f"{budget.in_words()} {joint_guarantee}"
     if chosen_by:
         joint_guarantee += halving.uncovered_note(begun_run_list, chosen_by)
     headline_metric = finished[0].plan["task"]["headline_metric"]
     texts = [
-        results.best_table(finished, smoothed_over, searched, stopped=stopped),
+        results.best_table(
+            finished,
+            smoothed_over,
+            searched,
+            stopped=stopped,
+            total_epsilon=total_epsilon_of(budget),
+        ),
         differences.differences_text(headline_metric, mechanism_differences),
         joint_guarantee,
         f"open {report_path}",
@@ -222,8 +232,12 @@ def _write_figures(
     stopped: Sequence[Run],
 ) -> None:
     """Writes results.csv and the figures of a sweep's finished runs."""
+    total_epsilon = total_epsilon_of(TotalBudget.of(out))
+    results_text = results.results_csv(
+        finished, smoothed_over, stopped=stopped, total_epsilon=total_epsilon
+    )
     for name, content in (
-        ("results.csv", results.results_csv(finished, smoothed_over, stopped=stopped)),
+        ("results.csv", results_text),
         (
             "figure.png",
             figures.validation_figure(finished, smoothed_over, searched, stopped=stopped),

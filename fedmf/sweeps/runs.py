@@ -34,10 +34,12 @@ def prepare(out: pathlib.Path, name: str, config: TrainConfig, noise_seed: int |
 
     The seed reaches another machine only through the shared folder.
     """
-    private_folder = out / "private"
-    make_folder(private_folder)
-    write_atomically(out / "logs" / f"{name}.json", config.to_json())
-    write_atomically(private_folder / f"{name}.seed", str(noise_seed), mode=0o600)
+    config_path = out / "logs" / f"{name}.json"
+    seed_path = out / "private" / f"{name}.seed"
+    for path in (config_path, seed_path):
+        make_folder(path.parent)
+    write_atomically(config_path, config.to_json())
+    write_atomically(seed_path, str(noise_seed), mode=0o600)
 
 
 def request(out: pathlib.Path, name: str, options: list[str]) -> dict[str, Any]:

@@ -26,8 +26,6 @@ from fedmf.sweeps.grid import Range
 from fedmf.sweeps.runs import prepare, run_folder
 from fedmf.terminal.progress_bar import bar
 
-# Number of significant digits of a float that is drawn from a range.
-_DIGITS = 4
 # The search ends if this many suggestions in a row give no new setting that can be trained.
 _MAX_SUGGESTIONS = 100
 _NOT_SEARCHED = {
@@ -251,7 +249,7 @@ def _suggested_value(name: str, values: list[Any] | Range, trial: Any) -> Any:
     drawn_value = suggest(name, values.low, values.high, log=values.low > 0)
     if values.whole:
         return drawn_value
-    return min(max(float(f"{drawn_value:.{_DIGITS}g}"), values.low), values.high)
+    return values.rounded(drawn_value)
 
 
 def run_search(

@@ -50,6 +50,7 @@ class CheckedTask:
             "headline_metric": task.headline,
             "metric_note": task.metric_note,
             "clients": len(task.client_ids),
+            "validation_clients": task.validation_clients,
         }
         if task.synthetic_clients:
             task_summary["synthetic_clients"] = task.synthetic_clients

@@ -272,7 +272,9 @@ def _round(training: Training) -> dict[str, Any]:
     training.take_step(release)
     metrics_row = training.add_metrics_row(committed_round, weights_before)
     training.seconds = time.perf_counter() - start_time
-    training.folder.add_timing(t, training.seconds)
+    # The durations of a trial would tell an attacker something about all trials.
+    if training.plan.selection is None:
+        training.folder.add_timing(t, training.seconds)
     return metrics_row
 
 

@@ -46,9 +46,11 @@ def write_result(training: Training, seconds: float) -> None:
         # A simulation of a larger cohort has no achieved guarantee, because only the simulated run
         # was observed.
         "achieved": _achieved_values(audit) if plan.simulation is None else None,
-        "seconds": round(seconds, 1),
-        "date": earlier_result.get("date", today()),
     }
+    # The date and the duration of a trial would tell an attacker something about all trials.
+    if plan.selection is None:
+        result["seconds"] = round(seconds, 1)
+        result["date"] = earlier_result.get("date", today())
     if has_ended_early:
         result["ended_after"] = training.done
     write_final_statement(folder.path, audit, result)

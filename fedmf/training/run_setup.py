@@ -23,7 +23,13 @@ from fedmf.privacy.stopping import rounds_within
 from fedmf.runs.config import TrainConfig
 from fedmf.runs.folder import RunFolder
 from fedmf.runs.plan_record import plan_record
-from fedmf.runs.statement import pretraining, scaling_values, subject_of_run
+from fedmf.runs.selection import is_trial
+from fedmf.runs.statement import (
+    pretraining,
+    scaling_values,
+    selection_values,
+    subject_of_run,
+)
 from fedmf.runs.vocabulary import VOCABULARY
 from fedmf.server.drawing import CohortSettings
 from fedmf.server.optimizers import ServerOptimizer, check_server_optimizer
@@ -141,6 +147,8 @@ class RunSetup:
         if self.task.vocabulary is not None:
             vocabulary_text = self.task.vocabulary.to_json()
             write_atomically(folder.path / VOCABULARY, vocabulary_text, mode=0o600)
+        # The date of a trial would tell an attacker how many trials ran before it.
+        date = today() if plan.selection is None else None
         plan_content = plan_record(self.config, plan) | {
             "is_callers_plan": self.is_callers_plan,
             "task": self.checked.summary,
@@ -153,7 +161,7 @@ class RunSetup:
             },
             "server_optimizer": self.server_optimizer.record(),
             "versions": installed_versions(),
-            "date": today(),
+            "date": date,
         }
         frozen_weights = self.task.learner.frozen_weights(self.config.seed)
         if frozen_weights.number:
@@ -166,7 +174,8 @@ class RunSetup:
             canaries=self.config.canaries,
             subject=subject_of_run(self.config, plan_content),
         )
-        statement_by_name |= scaling_values(self.config) | {"date": plan_content["date"]}
+        statement_by_name |= scaling_values(self.config) | selection_values(self.config)
+        statement_by_name["date"] = plan_content["date"]
         statement_by_name |= {"synthetic_clients": self.task.synthetic_clients}
         write_atomically(folder.path / "statement.md", markdown(statement_by_name))
         folder.begin(self.config, plan_content, self.identity, self.noise_seed)
@@ -193,6 +202,11 @@ def new_run(
     Raises:
       TypeError, ValueError: the first round cannot be run.
     """
+    if config.mean_trials is not None and not is_trial(pathlib.Path(folder)):
+        raise ValueError(
+            f"mean_trials={config.mean_trials} states the guarantee of a private selection, which "
+            "`fedmf sweep --private-selection` runs: leave it out for a single run"
+        )
     adds_noise = plan.noise_multiplier > 0 if isinstance(plan, Plan) else config.adds_noise
     if noise_seed is None and not adds_noise:
         noise_seed = "os"

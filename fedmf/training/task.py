@@ -28,7 +28,7 @@ from fedmf.training.examples import (
 )
 from fedmf.training.learner import ClientSettings, Learner
 from fedmf.training.pooled_examples import pooled_examples
-from fedmf.training.task_checks import checked_attributes
+from fedmf.training.task_checks import UNKNOWN, checked_attributes
 
 SPLITS = ("validation", "test")
 
@@ -47,6 +47,7 @@ class TaskAttributes(TypedDict, total=False):
     headline_metric: str
     metric_note: str
     data_version: str
+    validation_clients: str
     vocabulary: RunVocabulary | None
 
 
@@ -84,6 +85,9 @@ class Task:
         unknown words".
       data_version: a text that changes with the data, so that a run refuses to resume on other
         data; with "" a resume warns.
+      validation_clients: "others" if no training client has data in the validation split, as in a
+        split by clients; "unknown" if one may have some, as in a split in time. A private selection
+        chooses by the validation loss only with "others".
       vocabulary: the words behind the model's word ids, which run folders and exports contain.
 
     Raises:
@@ -121,6 +125,7 @@ class Task:
     headline_metric: str = ""
     metric_note: str = ""
     data_version: str = ""
+    validation_clients: str = UNKNOWN
     vocabulary: RunVocabulary | None = None
 
     def __post_init__(self) -> None:

@@ -1,13 +1,17 @@
 """Checks of the attributes of a `Task` when it is created."""
 
 import collections
-from collections.abc import Hashable
+from collections.abc import Collection, Hashable, Iterable
 from typing import Any
 
 from fedmf import checks, fields
 from fedmf.identifiers import check_clients
 from fedmf.runs.vocabulary import RunVocabulary
 from fedmf.training.learner import Learner
+
+# Values of a task's attribute `validation_clients`.
+OTHERS = "others"
+UNKNOWN = "unknown"
 
 _TEXT_ATTRIBUTES = (
     "description",
@@ -37,6 +41,7 @@ def checked_attributes(task: Any) -> dict[str, Any]:
         raise ValueError("name='' is empty: give the task a short name, such as digits")
     for attribute in _TEXT_ATTRIBUTES:
         fields.plain_text(attribute, getattr(task, attribute))
+    checks.one_of("validation_clients", task.validation_clients, (OTHERS, UNKNOWN))
     client_ids = _check_client_ids(f"client_ids of task {task_name!r}", task.client_ids)
     hint = "use a positive whole number"
     batch_size = task.batch_size
@@ -72,3 +77,14 @@ def _check_client_ids(name: str, value: Any) -> tuple[Any, ...]:
             "every one needs an id of its own"
         )
     return client_ids
+
+
+def validation_clients_of(
+    training_clients: Collection[Any], validation_clients: Iterable[Any]
+) -> str:
+    """Returns a task's `validation_clients`, given the clients of both splits.
+
+    >>> validation_clients_of({"ann"}, ["bo"]), validation_clients_of({"ann"}, ["ann", "bo"])
+    ('others', 'unknown')
+    """
+    return OTHERS if set(training_clients).isdisjoint(validation_clients) else UNKNOWN

@@ -72,6 +72,7 @@ def build_task(o: Cifar10Options) -> Task:
         ),
         synthetic_clients=synthetic_clients,
         data_version=data_version,
+        validation_clients="others",
         client_ids=tuple(indices_by_client),
         client_examples=client_examples,
         evaluation_examples=evaluation_examples,

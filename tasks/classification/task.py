@@ -10,6 +10,7 @@ from fedmf.federated.task import Task
 from fedmf.tasks.classification.data import ImportRecord, LabelledRows, open_file
 from fedmf.tasks.classification.options import ClassificationOptions
 from fedmf.training.examples import Examples
+from fedmf.training.task_checks import validation_clients_of
 
 
 def build_task(o: ClassificationOptions) -> Task:
@@ -55,6 +56,7 @@ def build_task(o: ClassificationOptions) -> Task:
         name="classification",
         description=_description(record, len(client_ids), model),
         data_version=data_version,
+        validation_clients=validation_clients_of(client_ids, users_by_split["validation"]),
         client_ids=client_ids,
         client_examples=functools.partial(rows.examples, "train"),
         evaluation_examples=evaluation_examples,

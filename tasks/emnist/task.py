@@ -11,6 +11,7 @@ import tensorflow as tf
 from fedmf.federated.task import Task
 from fedmf.tasks.emnist import data
 from fedmf.tasks.emnist.data import PIXELS, EmnistOptions
+from fedmf.training.task_checks import validation_clients_of
 
 
 def build_task(o: EmnistOptions) -> Task:
@@ -74,6 +75,8 @@ def build_task(o: EmnistOptions) -> Task:
         ),
         synthetic_clients=synthetic_clients,
         data_version=data_version,
+        # Writers have images in both splits of the federated file.
+        validation_clients=validation_clients_of(client_ids, writers_by_split["validation"]),
         client_ids=client_ids,
         client_examples=client_examples,
         evaluation_examples=evaluation_examples,

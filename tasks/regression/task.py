@@ -27,6 +27,7 @@ def build_task(o: RegressionOptions) -> Task:
         ),
         synthetic_clients=f"{o.clients} clients with random examples",
         data_version=data.version(o),
+        validation_clients="others",
         client_ids=tuple(str(i) for i in range(o.clients)),
         client_examples=lambda client_id: data.client_examples(o, int(client_id)),
         evaluation_examples=functools.cache(functools.partial(data.split_examples, o)),

@@ -15,6 +15,7 @@ from fedmf.tasks.stackoverflow.preprocessing import Preprocessor
 from fedmf.terminal import progress_bar
 from fedmf.training.examples import Examples
 from fedmf.training.task import Task
+from fedmf.training.task_checks import validation_clients_of
 
 # The papers' code takes the validation sentences of `create_tf_dataset_from_all_clients(seed=0)` of
 # TFF 0.87, which shuffles the sorted client ids with this seed.
@@ -125,6 +126,8 @@ def build_task(o: StackOverflowOptions, *, progress: bool = True) -> Task:
         # not. The order of clients decides which sentences are for validation, so a run that was
         # validated on other sentences is not resumed.
         "data_version": f"{corpus.version}-{loaded.version}-shuffle{_EVALUATION_SEED}",
+        # Most users of the test split of StackOverflow are users of the train split too.
+        "validation_clients": validation_clients_of(train_clients, corpus.client_sizes("test")),
         "client_ids": client_ids,
         "client_examples": _Cache(read_client, preprocessor.ids.classes),
         "evaluation_examples": evaluation_examples,

@@ -11,6 +11,7 @@ from fedmf.mechanisms.error import rmse
 from fedmf.privacy import comparison
 from fedmf.privacy.comparison import Comparison, check_ins
 from fedmf.privacy.config import PlanConfig
+from tests.cli.program import fedmf as program
 from tests.cli.program import printed_by
 from tests.refusals import refusal
 
@@ -174,3 +175,15 @@ def test_metrics_that_share_the_budget_are_paid_for():
     )
     assert shared_row.noise_multiplier == plain_row.noise_multiplier
     assert shared_row.effective_rmse == pytest.approx(math.sqrt(2) * plain_row.effective_rmse)
+
+
+def test_the_comparison_says_what_ten_trials_cost(tmp_path):
+    options = (
+        "--rounds 8 --population 80 --cohort-size 10 --min-sep 8 --family identity --epsilon 8 "
+        f"--trials 10 --out {tmp_path / 'trials.png'}"
+    )
+    printed_text = program(f"fedmf plan compare {options}").stdout
+    lines = [line.split() for line in printed_text.splitlines() if "selection, geo" in line]
+    assert [line[-2:] for line in lines] == [["1.37", "times"]]
+    assert "the trials share epsilon" in printed_text
+    assert (tmp_path / "trials.png").read_bytes().startswith(b"\x89PNG")

@@ -16,6 +16,7 @@ from fedmf.privacy.private_metrics import PrivateMetrics
 from fedmf.privacy.quantile_clipping import QuantileClipping
 from fedmf.privacy.sampling import SCHEMES, CyclicPoisson, takes
 from fedmf.privacy.stopping import stopped_after
+from fedmf.privacy.trial_count import TrialCount
 from tests.cli.program import fedmf, printed_by, refused
 from tests.privacy.plans import banded
 
@@ -104,6 +105,8 @@ PLANS = {
     "a quantile": plan(quantile_clipping=QUANTILE).simulating(simulated=7, claimed=90),
     "private metrics": plan(private_metrics=METRICS),
     "both": plan(private_metrics=METRICS, quantile_clipping=QUANTILE),
+    "private selection": plan(selection=TrialCount(mean_trials=7.5, shape=0.5)),
+    "Poisson trials": plan(selection=TrialCount(mean_trials=3, distribution="poisson")),
     "a budget": plan(participation=Budget.of(BANDED, participation("min_sep")).participation),
 }
 
@@ -127,7 +130,7 @@ def test_every_field_of_a_plan_is_in_one_of_the_tests_above():
     # A new field needs a field of `PlanConfig`, or the command leaves it out.
     assert {field.name for field in dataclasses.fields(Plan)} == {
         *("mechanism", "participation", "noise_multiplier", "clip_norm", "delta", "sampling"),
-        *("simulation", "quantile_clipping", "private_metrics", "longer"),
+        *("simulation", "quantile_clipping", "private_metrics", "selection", "longer"),
     }
     assert {field.name for kind in SCHEMES.values() for field in dataclasses.fields(kind)} == {
         *("population", "cohort_size", "partitions", "bins", "min_sep"),

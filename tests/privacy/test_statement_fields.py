@@ -1,5 +1,6 @@
 """docs/reference/statement_fields.md: it describes every field of a statement, and no other."""
 
+import dataclasses
 import json
 import pathlib
 import re
@@ -20,7 +21,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 PAGE = ROOT / "docs/reference/statement_fields.md"
 RISKS = ("attack_risk", "unamplified", "trained_here", "epsilon_alone")
 # Fields that a run adds to its statement: fedmf/runs/statement.py.
-OF_RUNS = {"synthetic_clients", "programs", "server_optimizer"}
+OF_RUNS = {"synthetic_clients", "programs", "server_optimizer", "selection_score"}
 
 
 def paths_of(value, prefix=""):
@@ -62,6 +63,8 @@ def all_values():
     yield statement_values(stopped_after(plan(APART), 8))
     for name in SCHEMES:
         yield statement_values(sampled(name))
+    selection = fedmf.TrialCount(mean_trials=5)
+    yield statement_values(dataclasses.replace(plan(APART), selection=selection))
     budgeted = Budget.of(two_bands(ROUNDS), APART).participation
     ledger = ledger_of([[t % 4] for t in range(ROUNDS)], 1)
     yield audit_ledger(ledger, plan(budgeted, two_bands(ROUNDS))).statement_values()

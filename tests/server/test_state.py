@@ -15,6 +15,7 @@ from fedmf.privacy.private_metrics import PrivateMetrics
 from fedmf.privacy.quantile_clipping import QuantileClipping
 from fedmf.privacy.sampling import BallsInBins, MinSepPoisson, Sampling
 from fedmf.privacy.source_tail import GRAPH_END, HOST_END, check_tail, tail_remark
+from fedmf.privacy.trial_count import TrialCount
 from fedmf.server.state import plan_fields, plan_fingerprint
 from tests.refusals import refusal
 from tests.server.plans import plan_of
@@ -149,6 +150,7 @@ FIELDS = {
     "simulation": lambda plan: Simulation(simulated=2, claimed=8),
     "quantile_clipping": lambda plan: QuantileClipping(),
     "private_metrics": lambda plan: PrivateMetrics(share=0.02),
+    "selection": lambda plan: TrialCount(),
     "longer": lambda plan: plan,
 }
 
@@ -173,6 +175,10 @@ def test_fingerprint_changes_with_every_field_of_a_plan(name):
 INSIDE = [
     (Simulation(simulated=2, claimed=8), {"simulated": 3, "claimed": 9}),
     (QuantileClipping(), {"quantile": 0.6, "share": 0.05, "every": 9, "learning_rate": 0.5}),
+    (
+        TrialCount(mean_trials=2),
+        {"mean_trials": 3.0, "distribution": "poisson", "shape": 0.5},
+    ),
     (PrivateMetrics(share=0.02), {"share": 0.03, "largest_loss": 9.0}),
     (
         CyclicPoisson(population=20, cohort_size=5, partitions=2),

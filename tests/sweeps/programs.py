@@ -23,7 +23,7 @@ class Here:
     models.
     """
 
-    process = types.SimpleNamespace(poll=lambda: 0)
+    process = types.SimpleNamespace(poll=lambda: 0, send_signal=lambda number: None, wait=lambda: 0)
 
     def __init__(self, program):
         pass
@@ -38,3 +38,6 @@ class Here:
 
     def status(self):
         return self._status
+
+    def end(self):
+        pass

@@ -29,7 +29,13 @@ from fedmf.server.aggregation import (
 from fedmf.server.following import Scaling, check_scaling
 from fedmf.server.means import check_clip_norm, check_simulated, check_zeroing_norm
 from fedmf.server.messages import ClientParams
-from fedmf.server.state import NoiseState, check_plan, plan_fingerprint, text_fingerprint
+from fedmf.server.state import (
+    NoiseState,
+    check_plan,
+    check_single_run,
+    plan_fingerprint,
+    text_fingerprint,
+)
 
 
 class QueryState(NamedTuple):
@@ -133,6 +139,7 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
         count_metrics: bool = True,
     ) -> None:
         check_plan(plan)
+        check_single_run(plan)
         self.plan = plan
         self._records = Records(record_specs)
         self._flat_specs = self._records.flat_specs

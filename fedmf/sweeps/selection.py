@@ -1,0 +1,444 @@
+"""Private selection, a sweep that trains a random number of trials and keeps the best one only. One
+guarantee covers the choice (`fedmf.private_selection`).
+
+  selection.json   the procedure, and whether it has ended; mode 0600
+  selected/        the run's folder of the selected trial, at the end
+  report/          `fedmf report` of it
+  private/         mode 0700, until the end: draw.json with the noise secret and the drawn settings,
+                   and the folders, logs and seeds of all trials
+
+The draw is committed before the first trial, and nothing but private/ depends on the number of
+trials. At the end the selected trial is copied, selection.json records the end, and then private/
+is deleted. Each step can be repeated after a crash.
+"""
+
+import contextlib
+import dataclasses
+import math
+import os
+import pathlib
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from fedmf import strict_json
+from fedmf.files import (
+    expanded,
+    lock,
+    make_folder,
+    sync_names,
+    write_atomically,
+    write_exclusively,
+)
+from fedmf.privacy.flat_config import differences
+from fedmf.privacy.plan import Plan
+from fedmf.reports import write_report
+from fedmf.reports.groups import private_curve
+from fedmf.runs.folder import Run
+from fedmf.runs.reading import read_object
+from fedmf.runs.selection import DRAW, SELECTED, SELECTION
+from fedmf.server.source import check_noise_seed
+from fedmf.sweeps import draws
+from fedmf.sweeps import run as driver
+from fedmf.sweeps.folder import state, writing
+from fedmf.sweeps.grid import sweep_config
+from fedmf.sweeps.runs import prepare, run_folder
+from fedmf.sweeps.selection_space import SelectionSpace, plan_of
+
+_FIRST_ROUNDS = "first_rounds"
+# Number of rounds that are trained before the draw, to estimate the time of a trial.
+_NUM_FIRST_ROUNDS = 2
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Forecast:
+    """What is known of a private selection before its draw.
+
+    Attributes:
+      plan: plan of each trial, whose epsilon is that of the selection.
+      quantiles: name of a quantile -> number of trials, as `TrialCount.quantiles`.
+      seconds: name of a quantile -> time, about; None if it is not known.
+      score: the value by which trials are compared, in words.
+    """
+
+    plan: Plan
+    quantiles: dict[str, int]
+    seconds: dict[str, float] | None
+    score: str
+
+
+def run_selection(
+    out: pathlib.Path,
+    space: SelectionSpace,
+    options: driver.SweepOptions,
+    *,
+    confirm: Callable[[Forecast], None] = lambda forecast: None,
+) -> dict[str, Any]:
+    """Runs a private selection, or resumes it, and returns its result.
+
+    Args:
+      out: folder of the selection; made if needed.
+      space: settings of the trials, with the number of trials.
+      options: options of the sweep.
+      confirm: called before the draw; an exception in it leaves nothing drawn.
+
+    Returns:
+      {"model": folder of the selected run or None, "report": path or None, "epsilon", "delta": of
+      the selection, "text": for people, "failed": {}}.
+
+    Raises:
+      ValueError: the folder holds another selection, or one that ended without a model; a trial
+        cannot be trained; or the task does not declare who is in its validation split.
+      StoppedSweep: Ctrl-C; the trials have saved their rounds.
+    """
+    with _locked(out):
+        if not _has_ended(out):
+            _check_procedure(out, space)
+            draw_file = out / "private" / DRAW
+            if not draw_file.exists():
+                confirm(forecast(out, space, options))
+                _draw(out, space, options)
+            _Selection(out, space, options).run()
+        _delete_trials(out / "private")
+        return _result(out, space)
+
+
+def _delete_trials(folder: pathlib.Path) -> None:
+    """Deletes the folder that holds all trials."""
+    try:
+        shutil.rmtree(folder)
+    except OSError as error:
+        raise ValueError(
+            f"cannot delete {folder} ({error.strerror}), which holds the trials that were not "
+            "selected: delete it, and give the same command again"
+        ) from error
+
+
+def forecast(
+    out: pathlib.Path, space: SelectionSpace, options: driver.SweepOptions | None
+) -> Forecast:
+    """Returns what is known of a private selection before its draw.
+
+    The first rounds of a run are trained and thrown away, to measure their time and to see whether
+    trials can begin.
+
+    Args:
+      out: folder of the selection.
+      space: settings of the trials.
+      options: options of the sweep; None to train nothing.
+
+    Raises:
+      ValueError: a run cannot begin, or its validation loss may depend on training clients.
+    """
+    quantiles = space.trials.quantiles()
+    seconds = None
+    if options is not None:
+        trial_seconds = _train_first_rounds(out, space, options)
+        seconds = {
+            name: math.ceil(count / options.jobs) * trial_seconds
+            for name, count in quantiles.items()
+        }
+    return Forecast(
+        plan=plan_of(space.runs[0].config), quantiles=quantiles, seconds=seconds, score=space.score
+    )
+
+
+def _train_first_rounds(
+    out: pathlib.Path, space: SelectionSpace, options: driver.SweepOptions
+) -> float:
+    """Trains the first rounds of a run of each task, and returns the estimated seconds of a trial.
+
+    Nothing of them is kept.
+    """
+    folder = out / "private" / _FIRST_ROUNDS
+    shutil.rmtree(folder, ignore_errors=True)
+    config_by_name = {str(i): config for i, config in enumerate(space.single_runs())}
+    trial_seconds = 0.0
+    try:
+        with writing(folder):
+            for name, config in config_by_name.items():
+                prepare(folder, name, config, "os")
+        for name, config in config_by_name.items():
+            failures: dict[str, driver.Failure] = {}
+            start_time = time.perf_counter()
+            num_rounds = min(_NUM_FIRST_ROUNDS, config.rounds)
+            arguments = ["--stop-after", str(num_rounds)]
+            for _ in driver.iter_finished_runs(folder, iter([name]), options, failures, arguments):
+                pass
+            if name in failures:
+                raise ValueError(
+                    f"a trial cannot begin: {failures[name].reason}; nothing was drawn yet"
+                )
+            elapsed_seconds = time.perf_counter() - start_time
+            first_run = Run.load(run_folder(folder, name))
+            space.check_task(first_run.plan["task"])
+            round_seconds = [row["seconds"] for row in first_run.timings]
+            further_rounds = config.rounds - num_rounds
+            seconds = elapsed_seconds + further_rounds * min(round_seconds)
+            trial_seconds = max(trial_seconds, seconds)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return trial_seconds
+
+
+@contextlib.contextmanager
+def _locked(out: pathlib.Path) -> Iterator[None]:
+    """Locks the folder of a selection for this process."""
+    try:
+        make_folder(out / "private")
+    except OSError as error:
+        raise ValueError(
+            f"cannot write to folder {out} ({error.strerror}): name a folder you may write to"
+        ) from error
+    folder_lock = lock(out)
+    if folder_lock is None:
+        raise ValueError(f"another process runs the selection in {out}: wait until it has ended")
+    try:
+        yield
+    finally:
+        folder_lock.release()
+
+
+def _procedure(out: pathlib.Path) -> dict[str, Any]:
+    """Returns the contents of selection.json; empty before the draw."""
+    path = out / SELECTION
+    return read_object(path) if path.exists() else {}
+
+
+def _has_ended(out: pathlib.Path) -> bool:
+    """Returns whether the selection in a folder has ended."""
+    return bool(_procedure(out).get("ended", False))
+
+
+def _check_procedure(out: pathlib.Path, space: SelectionSpace) -> None:
+    """Raises ValueError unless a folder is new, or holds the begun selection of this space."""
+    draw_file = out / "private" / DRAW
+    recorded = _procedure(out)
+    if draw_file.exists():
+        recorded = read_object(draw_file)
+    elif recorded:
+        raise ValueError(
+            f"{out} holds a selection without its private/{DRAW}: it cannot be resumed, and to "
+            "draw again would break its guarantee; name another folder"
+        )
+    elif any((out / name).exists() for name in ("runs", "private/runs", SELECTED)):
+        raise ValueError(f"{out} holds runs already: name a new folder for a private selection")
+    if recorded:
+        changes = differences(
+            space.record(), recorded["procedure"], leave_out=("data",), was="it was begun with"
+        )
+        if changes:
+            raise ValueError(
+                f"{out} holds another selection, with {changes}: give the command with which it "
+                "was begun; a selection can be neither cut short nor extended"
+            )
+
+
+def _draw(out: pathlib.Path, space: SelectionSpace, options: driver.SweepOptions) -> None:
+    """Draws the number of trials and their settings, and commits both before the first trial."""
+    noise_secret = check_noise_seed(options.noise_seed)
+    choices = [run.chosen for run in space.runs]
+    settings = [
+        draws.draw_setting(noise_secret, trial_index, choices, space.varied)
+        for trial_index in range(draws.num_trials(noise_secret, space.trials))
+    ]
+    content = {
+        "procedure": space.record(),
+        "noise_secret": str(noise_secret),
+        "settings": settings,
+    }
+    draw_text = strict_json.dumps(content, indent=2) + "\n"
+    write_exclusively(out / "private" / DRAW, draw_text, mode=0o600)
+    sync_names(out)
+
+
+class _Selection:
+    """A drawn private selection.
+
+    Args:
+      out: folder of the selection.
+      space: settings of the trials.
+      options: options of the sweep.
+    """
+
+    def __init__(
+        self, out: pathlib.Path, space: SelectionSpace, options: driver.SweepOptions
+    ) -> None:
+        self._out = out
+        self._space = space
+        self._private = out / "private"
+        content = read_object(self._private / DRAW)
+        self._noise_secret = int(content["noise_secret"])
+        self._settings: list[dict[str, Any]] = content["settings"]
+        if options.noise_seed not in ("os", self._noise_secret):
+            raise ValueError(
+                f"noise_seed is not the one of the selection in {out}, which keeps its own: give "
+                "the same, or os"
+            )
+        # A bar would tell how many trials there are.
+        self._options = dataclasses.replace(options, progress=False)
+
+    def run(self) -> None:
+        """Trains all trials that have not ended, selects one, and records the end."""
+        procedure = {"procedure": self._space.record(), "score": self._space.score}
+        _write_procedure(self._out, procedure | {"ended": False})
+        self._check_data()
+        self._train()
+        selected_index = draws.selected_trial(self._noise_secret, self._scores())
+        if selected_index is not None:
+            self._publish(run_folder(self._private, _name(selected_index)))
+        model = None if selected_index is None else SELECTED
+        outcome = {"ended": True, "model": model, "drew_trials": bool(self._settings)}
+        _write_procedure(self._out, procedure | outcome)
+
+    def _check_data(self) -> None:
+        """Raises ValueError if the file of the data is missing, for which all trials would fail."""
+        data = self._space.fixed.get("data")
+        if data is not None and not expanded(data).exists():
+            raise ValueError(f"data={data} does not exist: name the data of the selection")
+
+    def _train(self) -> None:
+        """Trains all trials that have not ended. A trial that fails is not trained again."""
+        failures: dict[str, driver.Failure] = {}
+        names = self._prepared_names()
+        try:
+            for name in driver.iter_finished_runs(self._private, names, self._options, failures):
+                if name in failures:
+                    self._mark_failed(name)
+        except driver.StoppedSweep:
+            raise driver.StoppedSweep(
+                "interrupted: the trials are stopped and saved: give the same command again to "
+                "resume"
+            ) from None
+
+    def _prepared_names(self) -> Iterator[str]:
+        """Yields the name of each trial that has not ended, after writing what it begins with."""
+        for trial_index, chosen in enumerate(self._settings):
+            name = _name(trial_index)
+            if state(self._private, name) == "finished" or self._has_failed(name):
+                continue
+            seeds = draws.TrialSeeds.of(self._noise_secret, trial_index)
+            try:
+                _, config = sweep_config({**self._space.fixed, "seed": seeds.public}, chosen)
+            except ValueError:
+                # The values drawn from ranges make no valid configuration.
+                self._mark_failed(name)
+                continue
+            with writing(self._private):
+                prepare(self._private, name, config, seeds.noise)
+            yield name
+
+    def _failure_file(self, name: str) -> pathlib.Path:
+        """Returns the path of the file that marks a trial as failed."""
+        return self._private / "failed" / name.partition("/")[0]
+
+    def _has_failed(self, name: str) -> bool:
+        return self._failure_file(name).exists()
+
+    def _mark_failed(self, name: str) -> None:
+        make_folder(self._private / "failed")
+        write_atomically(self._failure_file(name), "", mode=0o600)
+
+    def _scores(self) -> list[float]:
+        """Returns the scores of all trials, NaN for those that failed."""
+        scores = []
+        for trial_index in range(len(self._settings)):
+            name = _name(trial_index)
+            score = math.nan
+            if not self._has_failed(name):
+                with contextlib.suppress(ValueError):
+                    score = trial_score(Run.load(run_folder(self._private, name)))
+            scores.append(score)
+        return scores
+
+    def _publish(self, folder: pathlib.Path) -> None:
+        """Copies the folder of the selected trial to its public place. New files carry no time of
+        the trial, neither of their creation nor of their last change.
+        """
+        if (self._out / SELECTED).exists():
+            return  # The process ended after it had published the same trial.
+        copy = self._private / "published"
+        shutil.rmtree(copy, ignore_errors=True)
+        shutil.copytree(folder, copy, ignore=shutil.ignore_patterns("*.part"))
+        now = time.time_ns()
+        for path in (copy, *copy.rglob("*")):
+            os.utime(path, ns=(now, now))
+        os.rename(copy, self._out / SELECTED)
+        sync_names(self._out)
+
+
+def _name(trial_index: int) -> str:
+    """Returns the name of a trial's run. Its last part is the same for all trials, since files of a
+    run contain the name of its folder.
+    """
+    return f"{trial_index}/{SELECTED}"
+
+
+def trial_score(run: Run) -> float:
+    """Returns the score of a finished trial, of which a larger one is better; NaN if its model
+    diverged.
+
+    It is minus the loss: the last private one if the run has private metrics, else that of the
+    validation. Both, and the weights, are released values.
+    """
+    if not all(np.isfinite(weight).all() for weight in run.weights):
+        return math.nan
+    assert run.result is not None
+    if run.config.private_metrics:
+        loss = next(iter(private_curve(run, "loss").means[::-1]), math.nan)
+    else:
+        loss = run.result["validation"].get("loss")
+    if loss is None or not math.isfinite(loss):
+        return math.nan
+    return -float(loss)
+
+
+def _write_procedure(out: pathlib.Path, content: dict[str, Any]) -> None:
+    """Writes selection.json."""
+    write_atomically(out / SELECTION, strict_json.dumps(content, indent=2) + "\n", mode=0o600)
+    sync_names(out)
+
+
+def _result(out: pathlib.Path, space: SelectionSpace) -> dict[str, Any]:
+    """Returns the result of a selection that has ended.
+
+    Raises:
+      ValueError: it ended without a model.
+    """
+    procedure = _procedure(out)
+    if procedure["model"] is None:
+        reason = "no trial ended with a model"
+        if not procedure["drew_trials"]:
+            chance_text = f"{math.exp(-space.trials.mean_trials):.2g}"
+            reason = f"the drawn number of trials is 0, which has probability {chance_text}"
+        raise ValueError(
+            f"the selection in {out} released no model, because {reason}: to draw again would "
+            "break its guarantee, and a selection in another folder has one of its own, which adds "
+            "to it"
+        )
+    run = Run.load(out / SELECTED)
+    assert run.result is not None
+    report_path = write_report([run], out / "report", title=f"fedmf private selection {out.name}")
+    chosen_texts = [f"{name}={run.config.flat().get(name)}" for name in space.varied]
+    metric = run.plan["task"]["headline_metric"]
+    metric_texts = [
+        f"{split} {metric} {run.result[split][metric]:.4f}"
+        for split in ("validation", "test")
+        if run.result[split]
+    ]
+    text = (
+        f"selected by {space.score}: {', '.join(chosen_texts)}\n{', '.join(metric_texts)}\n"
+        f"epsilon {run.plan['epsilon']:.6g} at delta {run.plan['delta']:g}, the choice included\n"
+        f"open {report_path}"
+    )
+    return {
+        "model": str(run.path),
+        "report": str(report_path),
+        "epsilon": run.plan["epsilon"],
+        "delta": run.plan["delta"],
+        "text": text,
+        "failed": {},
+    }

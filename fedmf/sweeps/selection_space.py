@@ -1,0 +1,197 @@
+"""Space of the settings from which the trials of a private selection are drawn."""
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+from fedmf.privacy.config import PlanConfig
+from fedmf.privacy.flat_config import TARGETS
+from fedmf.privacy.plan import Plan, per_query_noise_multiplier
+from fedmf.privacy.same_plan import TOLERANCE
+from fedmf.privacy.trial_count import TrialCount
+from fedmf.runs.config import TrainConfig
+from fedmf.sweeps import grid
+from fedmf.sweeps.grid import Range
+from fedmf.sweeps.search import Space
+
+# Fields that no private selection varies, with the reasons.
+_NOT_VARIED = {
+    "task": "the losses of several tasks cannot be compared",
+    "data": "the losses on several data sets cannot be compared",
+    "mean_trials": "there is one number of trials",
+    "trial_distribution": "there is one number of trials",
+    "trial_shape": "there is one number of trials",
+}
+_PRIVATE_SCORE = "the last private loss"
+_VALIDATION_SCORE = "the validation loss"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SelectionSpace:
+    """Settings of the trials of a private selection, and the number of trials.
+
+    Attributes:
+      fixed: fixed fields as in `grid.sweep_configs`, with mean_trials.
+      varied: field -> values, or a range. A trial draws one run of the grid uniformly, and numbers
+        from ranges log-uniformly if the low end is positive, else uniformly.
+
+    Raises:
+      ValueError: `Space` refuses the settings, a field cannot vary or be fixed, or the settings do
+        not have one privacy curve and one kind of score.
+    """
+
+    fixed: Mapping[str, Any]
+    varied: Mapping[str, list[Any] | Range]
+
+    def __post_init__(self) -> None:
+        for name, reason in _NOT_VARIED.items():
+            if name in self.varied:
+                raise ValueError(
+                    f"{name} cannot vary in a private selection, because {reason}: give one value"
+                )
+        if self.fixed.get("mean_trials") is None:
+            raise ValueError(
+                "mean_trials is missing: give the mean number of trials of the private selection, "
+                "such as 10"
+            )
+        if "seed" in self.fixed:
+            raise ValueError(
+                f"seed={self.fixed['seed']} in a private selection, each of whose trials draws its "
+                "own: leave it out"
+            )
+        corner_configs = list(Space(fixed=self.fixed, varied=self.varied).corners().values())
+        check_one_privacy_curve(corner_configs, list(self.varied))
+        if len({config.private_metrics > 0 for config in corner_configs}) > 1:
+            raise ValueError(
+                "private_metrics is 0 in some settings and not in others, whose scores cannot be "
+                "compared: give all settings some, or none"
+            )
+
+    @functools.cached_property
+    def runs(self) -> list[grid.SweepRun]:
+        """The runs of a grid that has all listed values, and the low end of each range."""
+        values_by_field: dict[str, list[Any]] = {}
+        for name, values in self.varied.items():
+            values_by_field[name] = [values.low] if isinstance(values, Range) else values
+        return grid.sweep_runs(self.fixed, values_by_field)
+
+    @functools.cached_property
+    def trials(self) -> TrialCount:
+        """The distribution of the number of trials."""
+        trials = self.runs[0].config.selection()
+        assert trials is not None
+        return trials
+
+    @property
+    def score(self) -> str:
+        """The value by which trials are compared, in words."""
+        has_metrics = self.runs[0].config.private_metrics > 0
+        return _PRIVATE_SCORE if has_metrics else _VALIDATION_SCORE
+
+    def record(self) -> dict[str, Any]:
+        """Returns all settings in plain JSON types, for comparison with a recorded space."""
+        settings = dict(self.fixed)
+        for name, values in self.varied.items():
+            settings[name] = values
+            if isinstance(values, Range):
+                settings[name] = f"{values.low}:{values.high}"
+        return settings
+
+    def single_runs(self) -> list[TrainConfig]:
+        """Returns one configuration for each task and its options, as that of a single run."""
+        config_by_task: dict[str, TrainConfig] = {}
+        for run in self.runs:
+            task_key = repr((run.config.task, sorted(run.config.task_options.items())))
+            single_config = dataclasses.replace(
+                run.config,
+                mean_trials=None,
+                trial_distribution=PlanConfig.trial_distribution,
+                trial_shape=PlanConfig.trial_shape,
+            )
+            config_by_task.setdefault(task_key, single_config)
+        return list(config_by_task.values())
+
+    def check_task(self, task_record: Mapping[str, Any]) -> None:
+        """Raises ValueError if the score may depend on training clients beyond what a trial's
+        guarantee covers.
+
+        Args:
+          task_record: the entry "task" of a run's plan.json.
+        """
+        if self.score == _PRIVATE_SCORE or task_record["validation_clients"] == "others":
+            return
+        raise ValueError(
+            f"task {task_record['name']} does not declare that no training client is in its "
+            "validation split, so that the validation loss cannot choose: give `private_metrics`, "
+            'such as 0.02, or declare validation_clients="others" in your own task if it is so'
+        )
+
+
+def check_one_privacy_curve(configs: list[TrainConfig], varied: list[str]) -> None:
+    """Raises ValueError unless all settings have one privacy curve.
+
+    Without client sampling it follows from the noise multiplier, and with it from the scheme, the
+    number of rounds, the bands and the noise.
+
+    Args:
+      configs: the settings.
+      varied: names of the fields in which they differ.
+    """
+    curves = [_privacy_curve(config) for config in configs]
+    for curve in curves:
+        differing_names = [
+            name
+            for name in {**curves[0], **curve}
+            if _differs(curve.get(name), curves[0].get(name))
+        ]
+        if differing_names:
+            varied_names = [name for name in varied if name in PlanConfig.__dataclass_fields__]
+            named = [name for name in differing_names if name in varied] or varied_names
+            raise ValueError(
+                f"the settings differ in {' and '.join(named)}, on which a trial's guarantee "
+                "depends, and private selection needs one privacy curve for all: vary other options"
+            )
+
+
+def _privacy_curve(config: TrainConfig) -> dict[str, Any]:
+    """Returns the values by name from which the privacy curve of a trial follows."""
+    curve = {name: getattr(config, name) for name in (*TARGETS, "delta", "sampling")}
+    if config.sampling is None:
+        return curve
+    plan = plan_of(config)
+    curve |= {
+        "population": config.population,
+        "cohort_size": config.claimed_cohort or config.cohort_size,
+        "partitions": config.partitions,
+        "min_sep": config.min_sep,
+        "rounds": config.rounds,
+        "bands": plan.mechanism.bands,
+        "scheme": plan.sampling,
+        "noise": plan.noise_multiplier,
+        "query_noise": per_query_noise_multiplier(plan),
+    }
+    return curve
+
+
+def plan_of(config: TrainConfig) -> Plan:
+    """Returns the plan of a trial with clip norm 1. Many settings have the same plan but for the
+    clip norm, and its calibration may take minutes.
+    """
+    value_by_field = {
+        field.name: getattr(config, field.name) for field in dataclasses.fields(PlanConfig)
+    }
+    return _plan_of(PlanConfig(**value_by_field | {"clip_norm": 1.0}).to_json())
+
+
+@functools.lru_cache(maxsize=64)
+def _plan_of(plan_config: str) -> Plan:
+    """Returns the plan of a configuration in JSON."""
+    return PlanConfig.from_json(plan_config).plan()
+
+
+def _differs(value: Any, other_value: Any) -> bool:
+    """Returns whether two values differ, numbers by more than rounding."""
+    if isinstance(value, float) and isinstance(other_value, float):
+        return abs(value - other_value) > TOLERANCE * abs(other_value)
+    return bool(value != other_value)

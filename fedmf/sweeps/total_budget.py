@@ -1,0 +1,147 @@
+"""A privacy budget for all runs of a sweep together, divided before the first run.
+
+The number of runs and their shares do not depend on results, so that the guarantee also holds if
+each setting depends on the results of earlier runs. N runs without client sampling have sqrt(N)
+times the noise multiplier of the total: the inverse squared noise multipliers of Gaussian
+mechanisms add up (Dong, Roth and Su, Gaussian Differential Privacy). With client sampling each run
+has epsilon / N at delta / N, since epsilons and deltas add up.
+"""
+
+import dataclasses
+import math
+import pathlib
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from fedmf import checks, strict_json
+from fedmf.files import make_folder, write_atomically
+from fedmf.privacy.flat_config import TARGETS
+from fedmf.privacy.gaussian import check_delta, check_epsilon, gaussian_noise_multiplier
+from fedmf.runs.config import TrainConfig
+from fedmf.runs.reading import read_object
+
+_FILE = "total_budget.json"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TotalBudget:
+    """A privacy budget for a fixed number of runs.
+
+    Attributes:
+      epsilon, delta: guarantee of all runs together.
+      num_runs: number of runs.
+
+    >>> budget = TotalBudget(epsilon=8.0, delta=1e-6, num_runs=4)
+    >>> budget.share(is_sampled=True)
+    {'epsilon': 2.0, 'delta': 2.5e-07}
+    >>> round(budget.share(is_sampled=False)["noise_multiplier"], 4)
+    1.3058
+    """
+
+    epsilon: float
+    delta: float
+    num_runs: int
+
+    def __post_init__(self) -> None:
+        check_epsilon(self.epsilon)
+        check_delta(self.delta)
+        checks.integer("num_runs", self.num_runs, low=1, hint="count the runs of the sweep")
+
+    def share(self, *, is_sampled: bool) -> dict[str, float]:
+        """Returns the fields of a run's configuration that state its share.
+
+        Args:
+          is_sampled: whether any run samples its clients.
+        """
+        if is_sampled:
+            return {"epsilon": self.epsilon / self.num_runs, "delta": self.delta / self.num_runs}
+        noise_multiplier = gaussian_noise_multiplier(self.epsilon, self.delta)
+        return {"noise_multiplier": math.sqrt(self.num_runs) * noise_multiplier}
+
+    def begin(self, out: pathlib.Path, names: Collection[str]) -> None:
+        """Records the budget in a sweep's folder before the first run.
+
+        Args:
+          out: folder of the sweep.
+          names: the runs of this command.
+
+        Raises:
+          ValueError: the folder has another budget, runs without one, or would have more runs.
+        """
+        recorded_budget = TotalBudget.of(out)
+        begun_names = {path.parent.name for path in (out / "runs").glob("*/config.json")}
+        if recorded_budget is None and begun_names:
+            raise ValueError(
+                f"{out} holds runs that no `total_epsilon` covers: name another folder"
+            )
+        if recorded_budget not in (None, self):
+            raise ValueError(
+                f"{out} was begun with total_epsilon={recorded_budget.epsilon} for "
+                f"{recorded_budget.num_runs} runs, and this command asks for {self.epsilon} and "
+                f"{self.num_runs}: a budget cannot be divided again; name another folder"
+            )
+        num_runs = len(begun_names.union(names))
+        if num_runs > self.num_runs:
+            raise ValueError(
+                f"{out} would have {num_runs} runs, and total_epsilon={self.epsilon} was divided "
+                f"among {self.num_runs}: name another folder"
+            )
+        make_folder(out)
+        content = strict_json.dumps(dataclasses.asdict(self), indent=2) + "\n"
+        write_atomically(out / _FILE, content, mode=0o600)
+
+    @staticmethod
+    def of(out: pathlib.Path) -> "TotalBudget | None":
+        """Returns the budget of a sweep's folder; None if it has none."""
+        path = out / _FILE
+        return TotalBudget(**read_object(path)) if path.exists() else None
+
+    def in_words(self) -> str:
+        """Returns a sentence on the guarantee."""
+        return (
+            f"All {self.num_runs} runs together: epsilon {self.epsilon:g} at delta {self.delta:g}, "
+            "as planned before the first. That is the guarantee of a model chosen by looking at "
+            "all, even if fewer were trained."
+        )
+
+
+def total_epsilon_of(budget: TotalBudget | None) -> float | None:
+    """Returns the epsilon of all runs together; None without a budget."""
+    return None if budget is None else budget.epsilon
+
+
+def check_no_target(fixed: Mapping[str, Any], varied: Mapping[str, Any]) -> None:
+    """Raises ValueError if the options of a sweep have a privacy target, or if delta varies."""
+    for name in (*TARGETS, "mean_trials"):
+        if fixed.get(name) is not None or name in varied:
+            raise ValueError(
+                f"`{name}` beside `total_epsilon`, from which the noise of each run follows: leave "
+                "one of them out"
+            )
+    if "delta" in varied:
+        raise ValueError("`delta` varies beside `total_epsilon`, which has one delta: give one")
+
+
+def divided(
+    fixed: Mapping[str, Any],
+    total_epsilon: float,
+    configs: Collection[TrainConfig],
+    num_trials: int | None,
+) -> tuple[TotalBudget, dict[str, Any]]:
+    """Divides a total epsilon among the runs of a sweep.
+
+    Args:
+      fixed: fixed options of the sweep, without a privacy target.
+      total_epsilon: epsilon of all runs together.
+      configs: the runs of a grid, or the corners of a search, with any privacy target.
+      num_trials: number of trials of a search; None for a grid.
+
+    Returns:
+      The budget, and the fixed options with the share of each run.
+    """
+    private_configs = [config for config in configs if config.adds_noise]
+    num_runs = num_trials or max(1, len(private_configs))
+    delta = fixed.get("delta", TrainConfig.delta)
+    budget = TotalBudget(epsilon=total_epsilon, delta=delta, num_runs=num_runs)
+    is_sampled = any(config.sampling is not None for config in private_configs)
+    return budget, {**fixed, **budget.share(is_sampled=is_sampled)}

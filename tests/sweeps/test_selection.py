@@ -1,0 +1,419 @@
+"""Private selections: one guarantee, and no trace of the trials that were not selected."""
+
+import math
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import types
+
+import pytest
+
+import fedmf
+from fedmf.reports import write_report
+from fedmf.server import journal
+from fedmf.sweeps import draws, job, selection
+from fedmf.sweeps import run as driver
+from fedmf.sweeps.grid import Range
+from fedmf.sweeps.run import SweepOptions
+from fedmf.sweeps.selection import run_selection
+from fedmf.sweeps.selection_space import SelectionSpace
+from tests.cli.program import fedmf as program
+from tests.refusals import refusal
+from tests.sweeps import programs
+
+FIXED = {
+    "rounds": 4, "min_sep": 2, "cohort_size": 4, "family": "identity",
+    "noise_multiplier": 1.0, "evaluate_every": 2, "task": "tests.sweeps.selected_task:task",
+    "mean_trials": 4.0,
+}  # fmt: skip
+RATES = {"server_learning_rate": [0.1, 0.3], "clip_norm": Range(0.5, 2.0)}
+# This secret draws five trials.
+SECRET = 2
+
+
+@pytest.fixture
+def in_this_process(monkeypatch):
+    monkeypatch.setattr(job, "Job", programs.Here)
+    monkeypatch.setattr(driver, "_POLL_SECONDS", 0)
+    # Journals hold a random token, by which two processes are told apart.
+    monkeypatch.setattr(journal, "secrets", types.SimpleNamespace(token_hex=lambda n: "0" * 2 * n))
+    # Figures take most of the time of a small selection.
+    monkeypatch.setattr(selection, "write_report", lambda runs, folder, title: folder)
+
+
+def space_of(*, varied=RATES, **changes):
+    return SelectionSpace(fixed=FIXED | changes, varied=varied)
+
+
+def select(out, *, space=None, noise_seed=SECRET, **options):
+    options = SweepOptions(noise_seed=noise_seed, **options)
+    return run_selection(out, space or space_of(), options)
+
+
+def contents(folder):
+    """Returns the bytes of each file in a folder, without those of the report, by path."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and "report" not in path.parts
+    }
+
+
+def with_trials(monkeypatch, count):
+    """Makes all selections draw this number of trials."""
+    monkeypatch.setattr(draws, "num_trials", lambda noise_secret, trials: count)
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_the_finished_folder_has_no_trace_of_other_trials(tmp_path, monkeypatch):
+    """Its bytes are the same if fewer trials were drawn among which the same one is the best."""
+    scored_runs = []
+
+    def score_of(run):
+        scored_runs.append(run)
+        return selection_score(run)
+
+    selection_score = selection.trial_score
+    monkeypatch.setattr(selection, "trial_score", score_of)
+    with_trials(monkeypatch, 5)
+    out_path = tmp_path / "five" / "selection"
+    begin_time = time.time()
+    result = select(out_path)
+    assert result["model"] == str(out_path / "selected")
+    assert len(scored_runs) == 5
+    selected_run = fedmf.Run.load(out_path / "selected")
+    scores = [selection_score_of(run) for run in scored_runs]
+    selected_index = max(range(5), key=scores.__getitem__)
+    assert selected_run.result == scored_runs[selected_index].result
+    other_runs = [run for run in scored_runs if run.result != selected_run.result]
+    assert len(other_runs) == 4
+    # Two trials never share their noise or their cohorts.
+    assert len({run.config.seed for run in scored_runs}) == 5
+    finished_files = contents(out_path)
+    tops = {path.partition("/")[0] for path in finished_files}
+    assert tops == {"selection.json", "selected"}
+    everything = b"\0".join(finished_files.values())
+    for run in other_runs:
+        index = scored_runs.index(run)
+        assert str(run.config.seed).encode() not in everything
+        assert str(draws.TrialSeeds.of(SECRET, index).noise).encode() not in everything
+        assert run.result["sha256"]["model.npz"].encode() not in everything
+    # Nothing was written, changed or named at another time than the end.
+    times = {os.stat(path).st_mtime for path in (out_path / "selected").rglob("*")}
+    assert len(times) == 1
+    assert min(times) > begin_time
+    assert time.strftime("%Y-%m-%d").encode() not in everything
+    with_trials(monkeypatch, selected_index + 1)
+    fewer_path = tmp_path / "fewer" / "selection"
+    select(fewer_path)
+    assert contents(fewer_path) == finished_files
+
+
+def selection_score_of(run):
+    """Returns the score of a finished trial whose folder may be deleted."""
+    return -run.result["validation"]["loss"]
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_all_descriptions_state_the_guarantee_of_the_selection(tmp_path, monkeypatch):
+    with_trials(monkeypatch, 1)
+    monkeypatch.setattr(selection, "write_report", write_report)
+    space = space_of(noise_multiplier=None, epsilon=8.0)
+    result = select(tmp_path / "out", space=space)
+    folder = tmp_path / "out" / "selected"
+    run = fedmf.Run.load(folder)
+    single = fedmf.PlanConfig(rounds=4, min_sep=2, family="identity", epsilon=8.0).plan()
+    assert run.plan["noise_multiplier"] > single.noise_multiplier
+    trial = fedmf.PlanConfig(
+        rounds=4, min_sep=2, family="identity", noise_multiplier=run.plan["noise_multiplier"]
+    )
+    trial_epsilon = trial.plan().epsilon
+    assert trial_epsilon < 7 < run.plan["epsilon"] <= 8 == math.ceil(result["epsilon"])
+    assert run.plan["selection"]["quantiles"]["percentile_99"] > 10
+    audit = fedmf.audit_run(folder)
+    assert audit.planned.selection == fedmf.TrialCount(mean_trials=4.0)
+    assert audit.epsilon == audit.planned.epsilon == run.plan["epsilon"]
+    assert run.result["achieved"]["epsilon"] == run.plan["epsilon"]
+    assert "seconds" not in run.result
+    assert "date" not in run.result
+    risk = fedmf.attack_risk(audit.planned)
+    assert risk.advantage > fedmf.attack_risk(trial.plan()).advantage
+    report_text = pathlib.Path(result["report"]).read_text()
+    statement_text = (folder / "final_statement.md").read_text()
+    assert statement_text == audit.statement()
+    for text in (report_text, statement_text, (folder / "statement.md").read_text()):
+        flat_text = " ".join(text.split())
+        assert "random number of trials" in flat_text
+        assert f"{trial_epsilon:.3g}" not in flat_text
+    assert "The score is minus the validation loss" in " ".join(statement_text.split())
+    task_name = FIXED["task"]
+    printed = program("evaluate", folder, "--quiet", "--task", task_name).stdout
+    assert "random number of trials" in printed
+
+
+class Killed(BaseException):
+    """The end of a process at some point, in place of kill -9."""
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_a_selection_that_is_killed_anywhere_ends_with_the_same_folder(tmp_path, monkeypatch):
+    with_trials(monkeypatch, 3)
+    expected_path = tmp_path / "expected" / "selection"
+    select(expected_path)
+    expected_files = contents(expected_path)
+    monkeypatch.setattr(selection, "_train_first_rounds", lambda out, space, options: 60.0)
+    out_path = tmp_path / "killed" / "selection"
+    num_draws = 0
+    steps = {"passed": 0, "limit": 0}
+
+    def step(function):
+        """Returns the function, which kills the process before or after one of its calls."""
+
+        def stepped(*args, **kwargs):
+            for call in (lambda: None, lambda: function(*args, **kwargs)):
+                steps["passed"] += 1
+                if steps["passed"] > steps["limit"]:
+                    raise Killed
+                result = call()
+            return result
+
+        return stepped
+
+    def count_draw(noise_secret, trials):
+        nonlocal num_draws
+        num_draws += 1
+        return 3
+
+    monkeypatch.setattr(draws, "num_trials", count_draw)
+    for name in ("write_exclusively", "write_atomically", "prepare", "state", "sync_names"):
+        monkeypatch.setattr(selection, name, step(getattr(selection, name)))
+    monkeypatch.setattr(os, "rename", step(os.rename))
+    monkeypatch.setattr(shutil, "copytree", step(shutil.copytree))
+    monkeypatch.setattr(selection, "trial_score", step(selection.trial_score))
+    monkeypatch.setattr(programs.Here, "begin", step(programs.Here.begin))
+    monkeypatch.setattr(shutil, "rmtree", step(shutil.rmtree))
+    num_kills = 0
+    while True:
+        steps["passed"] = 0
+        try:
+            select(out_path)
+        except Killed:
+            # The next attempt goes one step farther than this one.
+            num_kills += 1
+            steps["limit"] += 1
+            assert num_kills < 200
+            continue
+        break
+    assert num_kills > 20
+    assert num_draws >= 1
+    assert contents(out_path) == expected_files
+
+
+PROGRAM = """
+import sys
+from fedmf.cli import main
+main(sys.argv[1:])
+"""
+
+
+@pytest.mark.slow
+def test_kill_9_within_a_trial_and_between_trials_changes_nothing(tmp_path):
+    command = [
+        *"sweep --private-selection --yes --mean-trials 4 --epsilon 8 --rounds 40".split(),
+        *"--min-sep 2 --cohort-size 4 --family identity --evaluate-every 20 --noise-seed 2".split(),
+        *"--vary server-learning-rate=0.1,0.3".split(),
+        *("--task", FIXED["task"], "--quiet", "--out"),
+    ]
+
+    def begin(out):
+        return subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, *command, str(out)],
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+        )  # fmt: skip
+
+    expected_path = tmp_path / "expected" / "selection"
+    assert begin(expected_path).wait() == 0
+    out_path = tmp_path / "killed" / "selection"
+    moments = (
+        "private/draw.json",
+        "private/runs/0/selected/private/rounds.jsonl",
+        "private/runs/0/selected/result.json",
+        "private/runs/1/selected/private/rounds.jsonl",
+    )
+    for moment in moments:
+        process = begin(out_path)
+        while not (out_path / moment).exists():
+            assert process.poll() is None
+            time.sleep(0.01)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    process = begin(out_path)
+    assert process.wait() == 0
+    assert contents(out_path) == contents(expected_path)
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_trials_that_fail_are_worst_and_nothing_says_how_many_there_are(tmp_path, monkeypatch):
+    train = programs.Here.begin
+    begun = []
+
+    def begin_or_fail(self, arguments, log):
+        begun.append(arguments)
+        is_trial = not any("first_rounds" in argument for argument in arguments)
+        if is_trial and len(begun) in failing_calls:
+            pathlib.Path(log).write_text("fedmf: error: no memory\n")
+            self._status = 1
+            return
+        train(self, arguments, log)
+
+    monkeypatch.setattr(programs.Here, "begin", begin_or_fail)
+    with_trials(monkeypatch, 3)
+    failing_calls = [2, 3]
+    out_path = tmp_path / "two" / "selection"
+    select(out_path)
+    selected_seed = fedmf.Run.load(out_path / "selected").config.seed
+    assert selected_seed == draws.TrialSeeds.of(SECRET, 2).public
+
+    failing_calls = range(20)
+    all_path = tmp_path / "all"
+    begun.clear()
+    with refusal("released no model, because no trial ended with a model") as caught:
+        select(all_path)
+    assert "3" not in str(caught.value).replace(str(all_path), "")
+    assert [path.name for path in all_path.iterdir()] == ["selection.json"]
+    num_begun = len(begun)
+    with refusal("to draw again would break its guarantee"):
+        select(all_path)
+    assert len(begun) == num_begun
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_a_poisson_draw_of_0_releases_nothing_and_is_not_repeated(tmp_path):
+    space = space_of(mean_trials=1.0, trial_distribution="poisson")
+    secret = next(s for s in range(100) if draws.num_trials(s, space.trials) == 0)
+    for noise_seed in (secret, secret, "os"):
+        with refusal("the drawn number of trials is 0, which has probability 0.37"):
+            select(tmp_path, space=space, noise_seed=noise_seed)
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_a_selection_is_neither_cut_short_nor_extended_nor_drawn_again(tmp_path, monkeypatch):
+    with_trials(monkeypatch, 2)
+    out_path = tmp_path / "out"
+    train = programs.Here.begin
+
+    def interrupt(self, arguments, log):
+        if not any("first_rounds" in argument for argument in arguments):
+            raise KeyboardInterrupt
+        train(self, arguments, log)
+
+    monkeypatch.setattr(programs.Here, "begin", interrupt)
+    with pytest.raises(driver.StoppedSweep, match="the trials are stopped and saved"):
+        select(out_path)
+    draw_file = out_path / "private" / "draw.json"
+    assert draw_file.stat().st_mode & 0o777 == 0o600
+    assert draw_file.parent.stat().st_mode & 0o777 == 0o700
+    with refusal("mean_trials=9.0 .it was begun with 4.0.*neither cut short nor extended"):
+        select(out_path, space=space_of(mean_trials=9.0))
+    with refusal("holds another selection, with server_learning_rate"):
+        select(out_path, space=space_of(varied=RATES | {"server_learning_rate": [0.1]}))
+    with refusal("noise_seed is not the one of the selection"):
+        select(out_path, noise_seed=SECRET + 1)
+    content = draw_file.read_text()
+    with refusal("a private selection, whose guarantee other runs would add to"):
+        driver.train_all(out_path, {}, SweepOptions(noise_seed="os"))
+    draw_file.unlink()
+    with refusal("cannot be resumed, and to draw again would break its guarantee"):
+        select(out_path)
+    draw_file.write_text(content)
+    monkeypatch.setattr(programs.Here, "begin", train)
+    select(out_path, noise_seed="os")
+    assert (out_path / "selected" / "model.npz").exists()
+
+
+def test_nothing_is_drawn_without_a_yes(tmp_path, monkeypatch):
+    monkeypatch.setattr(selection, "_train_first_rounds", lambda out, space, options: 60.0)
+    varied = "--vary server-learning-rate=0.1,0.3"
+    line = (
+        f"sweep --private-selection --mean-trials 10 --trial-shape 0 {varied} --epsilon 8 "
+        f"--rounds 4 --min-sep 2 --cohort-size 4 --family identity --task {FIXED['task']} "
+        f"--noise-seed os --out {tmp_path / 'out'}"
+    )
+    process = program(line, status=1)
+    for text in ("median: at most 4", "90%: at most 26", "99%: at most 81", "about 1 h 21 min"):
+        assert text in process.stderr
+    assert "epsilon 8 at delta 1e-06, of the selected model" in process.stderr
+    assert not (tmp_path / "out" / "private" / "draw.json").exists()
+    assert not (tmp_path / "out" / "selection.json").exists()
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_a_task_that_does_not_declare_its_validation_clients_needs_private_metrics(tmp_path):
+    undeclared = "tests.sweeps.selected_task:undeclared"
+    with refusal("does not declare that no training client is in its validation split"):
+        select(tmp_path / "a", space=space_of(task=undeclared))
+    assert not list((tmp_path / "a" / "private").iterdir())
+    out_path = tmp_path / "b"
+    select(out_path, space=space_of(task=undeclared, private_metrics=0.2, mean_trials=1.0))
+    statement_text = (out_path / "selected" / "final_statement.md").read_text()
+    assert "The score is minus the last private loss" in " ".join(statement_text.split())
+
+
+@pytest.mark.parametrize(
+    ("changes", "varied", "words"),
+    [
+        ({}, {"rounds": [4, 8], "sampling": ["poisson"], "population": [20]}, "differ in rounds"),
+        ({"sampling": "poisson", "population": 20}, {"cohort_size": [2, 4]}, "in cohort_size"),
+        ({}, {"delta": [1e-6, 1e-5]}, "delta cannot vary in a search"),
+        ({}, {"private_metrics": [0.0, 0.1]}, "whose scores cannot be compared"),
+        ({}, {"task": ["a", "b"]}, "task cannot vary in a private selection"),
+        ({}, {"seed": [0, 1]}, "seed cannot vary"),
+        ({"seed": 3}, RATES, "each of whose trials draws its own"),
+        ({"mean_trials": None}, RATES, "mean_trials is missing"),
+        ({"canaries": 4}, RATES, "canaries=4 needs a single run"),
+        ({"stop_at_epsilon": 4.0}, RATES, "stop_at_epsilon=4.0 needs a single run"),
+        ({"execution": "tff"}, RATES, "execution=tff needs a single run"),
+        (
+            {"noise_multiplier": None, "advantage": 0.1},
+            RATES,
+            "whose noise follows from an epsilon",
+        ),
+    ],
+)
+def test_settings_without_one_guarantee_are_refused(changes, varied, words):
+    if "sampling" in changes or "sampling" in varied:
+        changes = changes | {"min_sep": None}
+    fixed = {name: value for name, value in (FIXED | changes).items() if name not in varied}
+    with refusal(words):
+        SelectionSpace(fixed=fixed, varied=varied)
+
+
+def test_options_that_contradict_private_selection_are_refused(tmp_path):
+    base = (
+        f"sweep --out {tmp_path / 'out'} --vary server-learning-rate=0.1,0.3 --epsilon 8 "
+        "--rounds 4 --min-sep 2 --cohort-size 4 --family identity --noise-seed os "
+    )
+    for options, words in (
+        ("--private-selection --halving", "--halving cannot be given with --private-selection"),
+        ("--private-selection --search optuna --trials 4", "--search cannot be given"),
+        ("--mean-trials 4", "--mean-trials belongs to --private-selection"),
+        ("--yes", "--yes belongs to --private-selection"),
+    ):
+        assert words in program(f"{base} {options}", status=2).stderr
+    line = base.replace("sweep", "train").replace("--vary server-learning-rate=0.1,0.3", "")
+    assert "which `fedmf sweep --private-selection` runs" in (
+        program(f"{line} --mean-trials 4 --task {FIXED['task']}", status=2).stderr
+    )
+    assert not (tmp_path / "out").exists()
+
+
+def test_servers_refuse_plans_of_trials():
+    plan = fedmf.PlanConfig(
+        rounds=4, min_sep=2, family="identity", epsilon=8.0, mean_trials=4.0
+    ).plan()
+    with refusal("states the guarantee of a private selection"):
+        fedmf.Server(plan, shapes=[(3,)], clients_per_round=2, noise_seed="os")
