@@ -301,8 +301,6 @@ def best_table(
             *tied_heading,
         ]
     ]
-    if total_epsilon is not None:
-        table_rows[0].append("epsilon of all runs")
     for setting in best_rows:
         row_texts = list(map(_value_text, setting.compared.values()))
         for name, value in setting.tuned.items():
@@ -312,9 +310,9 @@ def best_table(
         row_texts += [str(len(setting.validation)), str(setting.settings)]
         if has_intervals:
             row_texts.append(_value_text(setting.tied))
-        if total_epsilon is not None:
-            row_texts.append(plain(total_epsilon))
         table_rows.append(row_texts)
+    if total_epsilon is not None:
+        _add_column(table_rows, "epsilon of all runs", plain(total_epsilon))
     table_lines = aligned(table_rows)
     if any(setting.at_edge for setting in best_rows):
         table_lines.append("* the smallest or largest that was tried: a better one may lie beyond")
@@ -330,6 +328,12 @@ def best_table(
     if seed_note:
         table_lines.append(seed_note)
     return "\n".join([*table_lines, *textwrap.wrap(simulation_note(runs), 110)])
+
+
+def _add_column(table_rows: list[list[str]], heading: str, cell_text: str) -> None:
+    """Adds a column to a table, with the same text in each row below the heading."""
+    for row_number, row_texts in enumerate(table_rows):
+        row_texts.append(cell_text if row_number else heading)
 
 
 def _value_text(value: Any) -> str:

@@ -194,20 +194,12 @@ def write_results(
         title=f"fedmf sweep {out.name}",
         best=differences.compared_settings(best_settings),
     )
-    joint_guarantee = results.together(begun_run_list)
-    budget = TotalBudget.of(out)
-    if budget is not None:
-        joint_guarantee = f"{budget.in_words()} {joint_guarantee}"
-    if chosen_by:
-        joint_guarantee += halving.uncovered_note(begun_run_list, chosen_by)
+    joint_guarantee = _joint_guarantee(out, begun_run_list, chosen_by)
+    total_epsilon = total_epsilon_of(TotalBudget.of(out))
     headline_metric = finished[0].plan["task"]["headline_metric"]
     texts = [
         results.best_table(
-            finished,
-            smoothed_over,
-            searched,
-            stopped=stopped,
-            total_epsilon=total_epsilon_of(budget),
+            finished, smoothed_over, searched, stopped=stopped, total_epsilon=total_epsilon
         ),
         differences.differences_text(headline_metric, mechanism_differences),
         joint_guarantee,
@@ -222,6 +214,17 @@ def write_results(
         "text": "\n".join(filter(None, texts)),
         "failed": failure_by_name,
     }
+
+
+def _joint_guarantee(out: pathlib.Path, runs: Sequence[Run], chosen_by: str) -> str:
+    """Describes the guarantee of all begun runs together, and what it does not cover."""
+    joint_guarantee = results.together(runs)
+    budget = TotalBudget.of(out)
+    if budget is not None:
+        joint_guarantee = f"{budget.in_words()} {joint_guarantee}"
+    if chosen_by:
+        joint_guarantee += halving.uncovered_note(runs, chosen_by)
+    return joint_guarantee
 
 
 def _write_figures(

@@ -275,7 +275,7 @@ class _Selection:
         self._settings: list[dict[str, Any]] = content["settings"]
         if options.noise_seed not in ("os", self._noise_secret):
             raise ValueError(
-                f"noise_seed is not the one of the selection in {out}, which keeps its own: give "
+                f"`noise_seed` is not the one of the selection in {out}, which keeps its own: give "
                 "the same, or os"
             )
         # A bar would tell how many trials there are.

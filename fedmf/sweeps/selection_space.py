@@ -52,8 +52,8 @@ class SelectionSpace:
                 )
         if self.fixed.get("mean_trials") is None:
             raise ValueError(
-                "mean_trials is missing: give the mean number of trials of the private selection, "
-                "such as 10"
+                "`mean_trials` is missing: give the mean number of trials of the private "
+                "selection, such as 10"
             )
         if "seed" in self.fixed:
             raise ValueError(
@@ -64,7 +64,7 @@ class SelectionSpace:
         check_one_privacy_curve(corner_configs, list(self.varied))
         if len({config.private_metrics > 0 for config in corner_configs}) > 1:
             raise ValueError(
-                "private_metrics is 0 in some settings and not in others, whose scores cannot be "
+                "`private_metrics` is 0 in some settings and not in others, whose scores cannot be "
                 "compared: give all settings some, or none"
             )
 

@@ -115,8 +115,8 @@ def check_no_target(fixed: Mapping[str, Any], varied: Mapping[str, Any]) -> None
     for name in (*TARGETS, "mean_trials"):
         if fixed.get(name) is not None or name in varied:
             raise ValueError(
-                f"`{name}` beside `total_epsilon`, from which the noise of each run follows: leave "
-                "one of them out"
+                f"`total_epsilon` beside {name}={fixed.get(name, varied.get(name))}, and it "
+                "determines the noise of each run: leave one of them out"
             )
     if "delta" in varied:
         raise ValueError("`delta` varies beside `total_epsilon`, which has one delta: give one")

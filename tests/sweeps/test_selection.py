@@ -321,7 +321,7 @@ def test_a_selection_is_neither_cut_short_nor_extended_nor_drawn_again(tmp_path,
         select(out_path, space=space_of(mean_trials=9.0))
     with refusal("holds another selection, with server_learning_rate"):
         select(out_path, space=space_of(varied=RATES | {"server_learning_rate": [0.1]}))
-    with refusal("noise_seed is not the one of the selection"):
+    with refusal("noise_seed. is not the one of the selection"):
         select(out_path, noise_seed=SECRET + 1)
     content = draw_file.read_text()
     with refusal("a private selection, whose guarantee other runs would add to"):
@@ -373,7 +373,7 @@ def test_a_task_that_does_not_declare_its_validation_clients_needs_private_metri
         ({}, {"task": ["a", "b"]}, "task cannot vary in a private selection"),
         ({}, {"seed": [0, 1]}, "seed cannot vary"),
         ({"seed": 3}, RATES, "each of whose trials draws its own"),
-        ({"mean_trials": None}, RATES, "mean_trials is missing"),
+        ({"mean_trials": None}, RATES, "mean_trials. is missing"),
         ({"canaries": 4}, RATES, "canaries=4 needs a single run"),
         ({"stop_at_epsilon": 4.0}, RATES, "stop_at_epsilon=4.0 needs a single run"),
         ({"execution": "tff"}, RATES, "execution=tff needs a single run"),

@@ -76,7 +76,7 @@ def test_every_row_of_the_tables_shows_what_all_runs_cost():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ("--epsilon 8", "--epsilon beside --total-epsilon"),
+        ("--epsilon 8", "--total-epsilon beside --epsilon 8"),
         ("--private-selection", "leave one of them out"),
         ("--vary delta=1e-6,1e-5", "which has one delta"),
     ],
