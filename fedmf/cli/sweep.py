@@ -2,7 +2,7 @@
 
 import pathlib
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
@@ -159,7 +159,7 @@ def sweep(
         return
     with arguments_checked():
         search_space, configs = _planned_runs(out, settings, is_search=bool(search_method))
-        _check_budget(out, budget, () if search_method else configs, dry_run)
+        _check_budget(out, budget, {} if search_method else configs, dry_run)
     if dry_run:
         show(_run_states(out, configs, search_space, num_trials), as_json)
         return
@@ -435,7 +435,10 @@ def _divided(
 
 
 def _check_budget(
-    out: pathlib.Path, budget: "TotalBudget | None", names: Collection[str], dry_run: bool
+    out: pathlib.Path,
+    budget: "TotalBudget | None",
+    configs: "Mapping[str, TrainConfig]",
+    dry_run: bool,
 ) -> None:
     """Records the budget of a sweep before its first run.
 
@@ -445,7 +448,7 @@ def _check_budget(
     from fedmf.sweeps.total_budget import TotalBudget
 
     if budget is not None and not dry_run:
-        budget.begin(out, names)
+        budget.reserve(out, configs)
     elif budget is None and TotalBudget.of(out) is not None:
         raise ValueError(
             f"{out} holds a sweep with `total_epsilon`, to which other runs would add: give it "

@@ -53,8 +53,8 @@ _COVERED_METRICS = " The private metrics are covered."
 _COVERED_TUNING = " The private selection that chose this run among its trials is covered."
 _NOT_HIDDEN = (
     "The running time of a private selection, its processes, its disk use, its cache of fitted "
-    "mechanisms and the dashboard of a cluster, which an attacker may observe: they tell something "
-    "about the number of trials."
+    "mechanisms, the inode numbers and times of its file system and the dashboard of a cluster, "
+    "which an attacker may observe: they tell something about the number of trials."
 )
 _PACKAGES = (
     "fedmf numpy scipy dp-accounting tensorflow tensorflow-federated tensorflow-privacy torch"

@@ -89,7 +89,7 @@ def values_of_folder(run: Run) -> dict[str, Any]:
     programs_text = programs_phrase(_first_rounds(run), run.config.rounds)
     if programs_text:
         values["programs"] = programs_text
-    values |= selection_values(run.config)
+    values |= selection_values(run.config, run.plan)
     return values | {"versions": run.plan["versions"]} | scaling_values(run.config)
 
 
@@ -129,16 +129,22 @@ def scaling_values(config: TrainConfig) -> dict[str, str]:
     return {"server_optimizer": config.server_optimizer}
 
 
-def selection_values(config: TrainConfig) -> dict[str, str]:
+def selection_values(config: TrainConfig, record: Mapping[str, Any]) -> dict[str, str]:
     """Returns the values of a statement that say by what a private selection chooses; empty for a
     single run.
+
+    Args:
+      config: config of the run.
+      record: contents of plan.json.
     """
     if config.mean_trials is None:
         return {}
-    score_text = (
-        "the validation loss, over examples of people who are no training clients, as the task "
-        "declares"
-    )
+    score_text = "the validation loss, and the task declares nothing of whose examples these are"
+    if record["task"]["validation_clients"] == "others":
+        score_text = (
+            "the validation loss, over examples of people who are no training clients, as the task "
+            "declares"
+        )
     if config.private_metrics:
         score_text = "the last private loss"
     return {"selection_score": f"minus {score_text}"}

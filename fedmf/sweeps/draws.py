@@ -4,6 +4,7 @@ selected trial. They are pure functions, so that tests can repeat the whole proc
 
 import dataclasses
 import hashlib
+import json
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,12 +18,29 @@ from fedmf.sweeps.grid import Range
 _SEED_BITS = 62
 
 
+def selection_secret(noise_seed: int, salt: int, procedure: str) -> int:
+    """Returns the noise secret of one selection, of 256 bits.
+
+    Args:
+      noise_seed: the caller's secret, which may be a number that somebody could guess, or that
+        another selection has too.
+      salt: random bits that no other selection has.
+      procedure: the settings of the selection, as text.
+    """
+    return _hashed("secret of a selection", str(noise_seed), str(salt), procedure)
+
+
 def derived_seed(noise_secret: int, purpose: str) -> int:
     """Returns a seed of 128 bits for one purpose, from which nobody learns the secret or the seed
     of another purpose.
     """
-    seed_input = f"fedmf private selection\n{noise_secret}\n{purpose}"
-    return int.from_bytes(hashlib.sha256(seed_input.encode()).digest()[:16], "big")
+    return _hashed(str(noise_secret), purpose) >> 128
+
+
+def _hashed(*parts: str) -> int:
+    """Returns the SHA-256 digest of texts, as a number of 256 bits."""
+    seed_input = json.dumps(["fedmf private selection", *parts])
+    return int.from_bytes(hashlib.sha256(seed_input.encode()).digest(), "big")
 
 
 def num_trials(noise_secret: int, trials: TrialCount) -> int:

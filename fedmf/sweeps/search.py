@@ -20,7 +20,7 @@ from fedmf.runs.config import TrainConfig, read_config_file
 from fedmf.runs.folder import Run
 from fedmf.runs.notes import smaller_is_better
 from fedmf.sweeps import folder as sweep_folder
-from fedmf.sweeps import grid, results
+from fedmf.sweeps import grid, results, total_budget
 from fedmf.sweeps import run as driver
 from fedmf.sweeps.grid import Range
 from fedmf.sweeps.runs import prepare, run_folder
@@ -345,6 +345,7 @@ def train_trials(
     def prepare_trial(name: str) -> str:
         """Writes the files that a trial begins with, and returns its name."""
         config = trial_by_name[name].config
+        total_budget.reserve(out, {name: config})
         with sweep_folder.writing(out):
             prepare(out, name, config, options.seed_of(config))
         return name

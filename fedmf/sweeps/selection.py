@@ -17,6 +17,7 @@ import dataclasses
 import math
 import os
 import pathlib
+import secrets
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -46,7 +47,7 @@ from fedmf.sweeps import run as driver
 from fedmf.sweeps.folder import state, writing
 from fedmf.sweeps.grid import sweep_config
 from fedmf.sweeps.runs import prepare, run_folder
-from fedmf.sweeps.selection_space import SelectionSpace, plan_of
+from fedmf.sweeps.selection_space import SelectionSpace, TaskFacts, plan_of
 
 _FIRST_ROUNDS = "first_rounds"
 # Number of rounds that are trained before the draw, to estimate the time of a trial.
@@ -62,12 +63,14 @@ class Forecast:
       quantiles: name of a quantile -> number of trials, as `TrialCount.quantiles`.
       seconds: name of a quantile -> time, about; None if it is not known.
       score: the value by which trials are compared, in words.
+      task: facts about the task; None if nothing was trained.
     """
 
     plan: Plan
     quantiles: dict[str, int]
     seconds: dict[str, float] | None
     score: str
+    task: TaskFacts | None
 
 
 def run_selection(
@@ -95,15 +98,16 @@ def run_selection(
       StoppedSweep: Ctrl-C; the trials have saved their rounds.
     """
     with _locked(out):
+        _check_procedure(out, space)
         if not _has_ended(out):
-            _check_procedure(out, space)
             draw_file = out / "private" / DRAW
             if not draw_file.exists():
-                confirm(forecast(out, space, options))
-                _draw(out, space, options)
+                estimate = forecast(out, space, options)
+                confirm(estimate)
+                _draw(out, space, options, estimate)
             _Selection(out, space, options).run()
         _delete_trials(out / "private")
-        return _result(out, space)
+        return _result(out)
 
 
 def _delete_trials(folder: pathlib.Path) -> None:
@@ -135,28 +139,35 @@ def forecast(
     """
     quantiles = space.trials.quantiles()
     seconds = None
+    task = None
     if options is not None:
-        trial_seconds = _train_first_rounds(out, space, options)
+        trial_seconds, task = _train_first_rounds(out, space, options)
         seconds = {
             name: math.ceil(count / options.jobs) * trial_seconds
             for name, count in quantiles.items()
         }
     return Forecast(
-        plan=plan_of(space.runs[0].config), quantiles=quantiles, seconds=seconds, score=space.score
+        plan=plan_of(space.runs[0].config),
+        quantiles=quantiles,
+        seconds=seconds,
+        score=space.score,
+        task=task,
     )
 
 
 def _train_first_rounds(
     out: pathlib.Path, space: SelectionSpace, options: driver.SweepOptions
-) -> float:
-    """Trains the first rounds of a run of each task, and returns the estimated seconds of a trial.
+) -> tuple[float, TaskFacts]:
+    """Trains the first rounds of a run of each task, and returns the estimated seconds of a trial,
+    and facts about the task.
 
-    Nothing of them is kept.
+    Nothing of the rounds is kept.
     """
     folder = out / "private" / _FIRST_ROUNDS
     shutil.rmtree(folder, ignore_errors=True)
     config_by_name = {str(i): config for i, config in enumerate(space.single_runs())}
     trial_seconds = 0.0
+    facts_of_tasks = []
     try:
         with writing(folder):
             for name, config in config_by_name.items():
@@ -169,19 +180,28 @@ def _train_first_rounds(
             for _ in driver.iter_finished_runs(folder, iter([name]), options, failures, arguments):
                 pass
             if name in failures:
-                raise ValueError(
-                    f"a trial cannot begin: {failures[name].reason}; nothing was drawn yet"
-                )
+                raise _cannot_begin(failures[name])
             elapsed_seconds = time.perf_counter() - start_time
             first_run = Run.load(run_folder(folder, name))
-            space.check_task(first_run.plan["task"])
+            facts_of_tasks.append(TaskFacts.of(first_run))
             round_seconds = [row["seconds"] for row in first_run.timings]
             further_rounds = config.rounds - num_rounds
             seconds = elapsed_seconds + further_rounds * min(round_seconds)
             trial_seconds = max(trial_seconds, seconds)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    return trial_seconds
+    space.check_tasks(facts_of_tasks)
+    return trial_seconds, facts_of_tasks[0]
+
+
+def _cannot_begin(failure: driver.Failure) -> ValueError:
+    """Returns the error of first rounds that failed. It repeats no text of an error in training,
+    which may contain data.
+    """
+    reason = "train one setting with `fedmf train` to see why"
+    if failure.status == driver.BAD_ARGUMENTS:
+        reason = failure.reason
+    return ValueError(f"a trial cannot begin, and nothing was drawn yet: {reason}")
 
 
 @contextlib.contextmanager
@@ -219,12 +239,12 @@ def _check_procedure(out: pathlib.Path, space: SelectionSpace) -> None:
     recorded = _procedure(out)
     if draw_file.exists():
         recorded = read_object(draw_file)
-    elif recorded:
+    elif recorded and not recorded["ended"]:
         raise ValueError(
             f"{out} holds a selection without its private/{DRAW}: it cannot be resumed, and to "
             "draw again would break its guarantee; name another folder"
         )
-    elif any((out / name).exists() for name in ("runs", "private/runs", SELECTED)):
+    elif not recorded and any((out / name).exists() for name in ("runs", "private/runs", SELECTED)):
         raise ValueError(f"{out} holds runs already: name a new folder for a private selection")
     if recorded:
         changes = differences(
@@ -237,9 +257,16 @@ def _check_procedure(out: pathlib.Path, space: SelectionSpace) -> None:
             )
 
 
-def _draw(out: pathlib.Path, space: SelectionSpace, options: driver.SweepOptions) -> None:
+def _draw(
+    out: pathlib.Path, space: SelectionSpace, options: driver.SweepOptions, estimate: Forecast
+) -> None:
     """Draws the number of trials and their settings, and commits both before the first trial."""
-    noise_secret = check_noise_seed(options.noise_seed)
+    noise_seed = check_noise_seed(options.noise_seed)
+    # Another selection with the same number as its noise seed has other noise, and nobody who
+    # guesses the number can check it by the files of the selected trial.
+    salt = secrets.randbits(256)
+    procedure_text = strict_json.dumps(space.record())
+    noise_secret = draws.selection_secret(noise_seed, salt, procedure_text)
     choices = [run.chosen for run in space.runs]
     settings = [
         draws.draw_setting(noise_secret, trial_index, choices, space.varied)
@@ -247,7 +274,9 @@ def _draw(out: pathlib.Path, space: SelectionSpace, options: driver.SweepOptions
     ]
     content = {
         "procedure": space.record(),
+        "noise_seed": str(noise_seed),
         "noise_secret": str(noise_secret),
+        "task": estimate.task,
         "settings": settings,
     }
     draw_text = strict_json.dumps(content, indent=2) + "\n"
@@ -273,7 +302,8 @@ class _Selection:
         content = read_object(self._private / DRAW)
         self._noise_secret = int(content["noise_secret"])
         self._settings: list[dict[str, Any]] = content["settings"]
-        if options.noise_seed not in ("os", self._noise_secret):
+        self._task = TaskFacts(*content["task"])
+        if options.noise_seed not in ("os", int(content["noise_seed"])):
             raise ValueError(
                 f"`noise_seed` is not the one of the selection in {out}, which keeps its own: give "
                 "the same, or os"
@@ -283,7 +313,11 @@ class _Selection:
 
     def run(self) -> None:
         """Trains all trials that have not ended, selects one, and records the end."""
-        procedure = {"procedure": self._space.record(), "score": self._space.score}
+        procedure = {
+            "procedure": self._space.record(),
+            "score": self._space.score,
+            "varied": list(self._space.varied),
+        }
         _write_procedure(self._out, procedure | {"ended": False})
         self._check_data()
         self._train()
@@ -350,9 +384,18 @@ class _Selection:
             score = math.nan
             if not self._has_failed(name):
                 with contextlib.suppress(ValueError):
-                    score = trial_score(Run.load(run_folder(self._private, name)))
+                    score = self._score(Run.load(run_folder(self._private, name)))
             scores.append(score)
         return scores
+
+    def _score(self, run: Run) -> float:
+        """Returns the score of a finished trial; NaN if it was trained on other data than the first
+        rounds, or on a task that declares other validation clients.
+        """
+        facts = TaskFacts.of(run)
+        if facts != self._task or not self._space.may_score(facts):
+            return math.nan
+        return trial_score(run)
 
     def _publish(self, folder: pathlib.Path) -> None:
         """Copies the folder of the selected trial to its public place. New files carry no time of
@@ -402,7 +445,7 @@ def _write_procedure(out: pathlib.Path, content: dict[str, Any]) -> None:
     sync_names(out)
 
 
-def _result(out: pathlib.Path, space: SelectionSpace) -> dict[str, Any]:
+def _result(out: pathlib.Path) -> dict[str, Any]:
     """Returns the result of a selection that has ended.
 
     Raises:
@@ -412,7 +455,7 @@ def _result(out: pathlib.Path, space: SelectionSpace) -> dict[str, Any]:
     if procedure["model"] is None:
         reason = "no trial ended with a model"
         if not procedure["drew_trials"]:
-            chance_text = f"{math.exp(-space.trials.mean_trials):.2g}"
+            chance_text = f"{math.exp(-procedure['procedure']['mean_trials']):.2g}"
             reason = f"the drawn number of trials is 0, which has probability {chance_text}"
         raise ValueError(
             f"the selection in {out} released no model, because {reason}: to draw again would "
@@ -422,7 +465,7 @@ def _result(out: pathlib.Path, space: SelectionSpace) -> dict[str, Any]:
     run = Run.load(out / SELECTED)
     assert run.result is not None
     report_path = write_report([run], out / "report", title=f"fedmf private selection {out.name}")
-    chosen_texts = [f"{name}={run.config.flat().get(name)}" for name in space.varied]
+    chosen_texts = [f"{name}={run.config.flat().get(name)}" for name in procedure["varied"]]
     metric = run.plan["task"]["headline_metric"]
     metric_texts = [
         f"{split} {metric} {run.result[split][metric]:.4f}"
@@ -430,7 +473,7 @@ def _result(out: pathlib.Path, space: SelectionSpace) -> dict[str, Any]:
         if run.result[split]
     ]
     text = (
-        f"selected by {space.score}: {', '.join(chosen_texts)}\n{', '.join(metric_texts)}\n"
+        f"selected by {procedure['score']}: {', '.join(chosen_texts)}\n{', '.join(metric_texts)}\n"
         f"epsilon {run.plan['epsilon']:.6g} at delta {run.plan['delta']:g}, the choice included\n"
         f"open {report_path}"
     )

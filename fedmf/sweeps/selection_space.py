@@ -2,8 +2,8 @@
 
 import dataclasses
 import functools
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from fedmf.privacy.config import PlanConfig
 from fedmf.privacy.flat_config import TARGETS
@@ -11,12 +11,18 @@ from fedmf.privacy.plan import Plan, per_query_noise_multiplier
 from fedmf.privacy.same_plan import TOLERANCE
 from fedmf.privacy.trial_count import TrialCount
 from fedmf.runs.config import TrainConfig
+from fedmf.runs.folder import Run
+from fedmf.runs.reading import read_object
+from fedmf.runs.rounds import IDENTITY
 from fedmf.sweeps import grid
 from fedmf.sweeps.grid import Range
 from fedmf.sweeps.search import Space
+from fedmf.training.task_checks import OTHERS
 
 # Fields that no private selection varies, with the reasons.
 _NOT_VARIED = {
+    "claimed_cohort": "trials of a simulated cohort have less noise",
+    "initial_model": "the statement names the data of one initial model",
     "task": "the losses of several tasks cannot be compared",
     "data": "the losses on several data sets cannot be compared",
     "mean_trials": "there is one number of trials",
@@ -25,6 +31,37 @@ _NOT_VARIED = {
 }
 _PRIVATE_SCORE = "the last private loss"
 _VALIDATION_SCORE = "the validation loss"
+
+
+class TaskFacts(NamedTuple):
+    """Facts about the task of a run that must be the same in all trials.
+
+    Attributes:
+      name: name of the task.
+      clients: number of clients.
+      client_ids: digest of the client ids.
+      data_version: version of the data.
+      validation_clients: attribute of the task.
+    """
+
+    name: str
+    clients: int
+    client_ids: str
+    data_version: str
+    validation_clients: str
+
+    @staticmethod
+    def of(run: Run) -> "TaskFacts":
+        """Returns the facts that the folder of a run records."""
+        identity = read_object(run.path / IDENTITY)
+        task_record = run.plan["task"]
+        return TaskFacts(
+            name=task_record["name"],
+            clients=task_record["clients"],
+            client_ids=identity["client_ids"],
+            data_version=identity["data_version"],
+            validation_clients=task_record["validation_clients"],
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -112,17 +149,27 @@ class SelectionSpace:
             config_by_task.setdefault(task_key, single_config)
         return list(config_by_task.values())
 
-    def check_task(self, task_record: Mapping[str, Any]) -> None:
-        """Raises ValueError if the score may depend on training clients beyond what a trial's
-        guarantee covers.
-
-        Args:
-          task_record: the entry "task" of a run's plan.json.
+    def may_score(self, facts: TaskFacts) -> bool:
+        """Returns whether the score of a trial depends on no training client beyond what the
+        trial's guarantee covers.
         """
-        if self.score == _PRIVATE_SCORE or task_record["validation_clients"] == "others":
+        return self.score == _PRIVATE_SCORE or facts.validation_clients == OTHERS
+
+    def check_tasks(self, facts_of_tasks: Sequence[TaskFacts]) -> None:
+        """Raises ValueError unless all settings have the same clients and data, and scores that
+        depend on no training client beyond what a trial's guarantee covers.
+        """
+        first_facts = facts_of_tasks[0]
+        if any(facts != first_facts for facts in facts_of_tasks):
+            raise ValueError(
+                "the settings have different clients or data, and private selection protects the "
+                "same clients in all trials: give one value of the task's options on which they "
+                "depend"
+            )
+        if self.may_score(first_facts):
             return
         raise ValueError(
-            f"task {task_record['name']} does not declare that no training client is in its "
+            f"task {first_facts.name} does not declare that no training client is in its "
             "validation split, so that the validation loss cannot choose: give `private_metrics`, "
             'such as 0.02, or declare validation_clients="others" in your own task if it is so'
         )
@@ -156,13 +203,17 @@ def check_one_privacy_curve(configs: list[TrainConfig], varied: list[str]) -> No
 
 def _privacy_curve(config: TrainConfig) -> dict[str, Any]:
     """Returns the values by name from which the privacy curve of a trial follows."""
-    curve = {name: getattr(config, name) for name in (*TARGETS, "delta", "sampling")}
+    names = (*TARGETS, "delta", "sampling", "claimed_cohort")
+    curve = {name: getattr(config, name) for name in names}
+    if config.claimed_cohort is not None:
+        # The noise is scaled by cohort_size / claimed_cohort.
+        curve["cohort_size"] = config.cohort_size
     if config.sampling is None:
         return curve
     plan = plan_of(config)
     curve |= {
         "population": config.population,
-        "cohort_size": config.claimed_cohort or config.cohort_size,
+        "cohort_size": config.cohort_size,
         "partitions": config.partitions,
         "min_sep": config.min_sep,
         "rounds": config.rounds,

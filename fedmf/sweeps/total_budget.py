@@ -7,20 +7,24 @@ mechanisms add up (Dong, Roth and Su, Gaussian Differential Privacy). With clien
 has epsilon / N at delta / N, since epsilons and deltas add up.
 """
 
+import contextlib
 import dataclasses
 import math
 import pathlib
-from collections.abc import Collection, Mapping
+import time
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from fedmf import checks, strict_json
-from fedmf.files import make_folder, write_atomically
+from fedmf.files import lock, make_folder, write_atomically
 from fedmf.privacy.flat_config import TARGETS
 from fedmf.privacy.gaussian import check_delta, check_epsilon, gaussian_noise_multiplier
 from fedmf.runs.config import TrainConfig
 from fedmf.runs.reading import read_object
 
 _FILE = "total_budget.json"
+# Number of times that a locked folder is tried again, a tenth of a second apart.
+_MAX_WAITS = 100
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -58,43 +62,49 @@ class TotalBudget:
         noise_multiplier = gaussian_noise_multiplier(self.epsilon, self.delta)
         return {"noise_multiplier": math.sqrt(self.num_runs) * noise_multiplier}
 
-    def begin(self, out: pathlib.Path, names: Collection[str]) -> None:
-        """Records the budget in a sweep's folder before the first run.
+    def reserve(self, out: pathlib.Path, configs: Mapping[str, TrainConfig]) -> None:
+        """Records runs in a sweep's folder before they begin, as some of those that the budget was
+        divided among.
 
         Args:
           out: folder of the sweep.
-          names: the runs of this command.
+          configs: name -> configuration. Runs without noise do not count.
 
         Raises:
           ValueError: the folder has another budget, runs without one, or would have more runs.
         """
-        recorded_budget = TotalBudget.of(out)
-        begun_names = {path.parent.name for path in (out / "runs").glob("*/config.json")}
-        if recorded_budget is None and begun_names:
-            raise ValueError(
-                f"{out} holds runs that no `total_epsilon` covers: name another folder"
-            )
-        if recorded_budget not in (None, self):
-            raise ValueError(
-                f"{out} was begun with total_epsilon={recorded_budget.epsilon} for "
-                f"{recorded_budget.num_runs} runs, and this command asks for {self.epsilon} and "
-                f"{self.num_runs}: a budget cannot be divided again; name another folder"
-            )
-        num_runs = len(begun_names.union(names))
-        if num_runs > self.num_runs:
-            raise ValueError(
-                f"{out} would have {num_runs} runs, and total_epsilon={self.epsilon} was divided "
-                f"among {self.num_runs}: name another folder"
-            )
         make_folder(out)
-        content = strict_json.dumps(dataclasses.asdict(self), indent=2) + "\n"
-        write_atomically(out / _FILE, content, mode=0o600)
+        with _locked(out):
+            content = _content(out)
+            recorded_budget = TotalBudget.of(out)
+            begun_names = {path.parent.name for path in (out / "runs").glob("*/config.json")}
+            if recorded_budget is None and begun_names:
+                raise ValueError(
+                    f"{out} holds runs that no `total_epsilon` covers: name another folder"
+                )
+            if recorded_budget not in (None, self):
+                raise ValueError(
+                    f"{out} was begun with total_epsilon={recorded_budget.epsilon} for "
+                    f"{recorded_budget.num_runs} runs, and this command asks for {self.epsilon} "
+                    f"and {self.num_runs}: a budget cannot be divided again; name another folder"
+                )
+            new_names = [name for name, config in configs.items() if config.adds_noise]
+            run_names = sorted({*content.get("runs", []), *new_names})
+            if len(run_names) > self.num_runs:
+                raise ValueError(
+                    f"{out} would have {len(run_names)} runs, and total_epsilon={self.epsilon} was "
+                    f"divided among {self.num_runs}: name another folder"
+                )
+            content = dataclasses.asdict(self) | {"runs": run_names}
+            budget_text = strict_json.dumps(content, indent=2) + "\n"
+            write_atomically(out / _FILE, budget_text, mode=0o600)
 
     @staticmethod
     def of(out: pathlib.Path) -> "TotalBudget | None":
         """Returns the budget of a sweep's folder; None if it has none."""
-        path = out / _FILE
-        return TotalBudget(**read_object(path)) if path.exists() else None
+        content = _content(out)
+        content.pop("runs", None)
+        return TotalBudget(**content) if content else None
 
     def in_words(self) -> str:
         """Returns a sentence on the guarantee."""
@@ -103,6 +113,36 @@ class TotalBudget:
             "as planned before the first. That is the guarantee of a model chosen by looking at "
             "all, even if fewer were trained."
         )
+
+
+def reserve(out: pathlib.Path, configs: Mapping[str, TrainConfig]) -> None:
+    """Records runs before they begin, if their folder has a budget (`TotalBudget.reserve`)."""
+    budget = TotalBudget.of(out)
+    if budget is not None:
+        budget.reserve(out, configs)
+
+
+def _content(out: pathlib.Path) -> dict[str, Any]:
+    """Returns the contents of the budget's file; empty if there is none."""
+    path = out / _FILE
+    return read_object(path) if path.exists() else {}
+
+
+@contextlib.contextmanager
+def _locked(out: pathlib.Path) -> Iterator[None]:
+    """Locks a sweep's folder while its budget is read and written."""
+    folder_lock = lock(out)
+    for _ in range(_MAX_WAITS):
+        if folder_lock is not None:
+            break
+        time.sleep(0.1)
+        folder_lock = lock(out)
+    if folder_lock is None:
+        raise ValueError(f"another process has locked {out}: try again")
+    try:
+        yield
+    finally:
+        folder_lock.release()
 
 
 def total_epsilon_of(budget: TotalBudget | None) -> float | None:

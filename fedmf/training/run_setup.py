@@ -174,7 +174,9 @@ class RunSetup:
             canaries=self.config.canaries,
             subject=subject_of_run(self.config, plan_content),
         )
-        statement_by_name |= scaling_values(self.config) | selection_values(self.config)
+        statement_by_name |= scaling_values(self.config) | selection_values(
+            self.config, plan_content
+        )
         statement_by_name["date"] = plan_content["date"]
         statement_by_name |= {"synthetic_clients": self.task.synthetic_clients}
         write_atomically(folder.path / "statement.md", markdown(statement_by_name))

@@ -139,6 +139,18 @@ def test_seeds_of_trials_all_differ():
     assert draws.TrialSeeds.of(7, 3) == draws.TrialSeeds.of(7, 3)
 
 
+def test_selections_with_one_noise_seed_have_different_secrets():
+    """A guessed seed cannot be checked either, because the salt is secret."""
+    secrets = {
+        draws.selection_secret(seed, salt, procedure)
+        for seed in (5, 6)
+        for salt in (0, 1)
+        for procedure in ("a", "b")
+    }
+    assert len(secrets) == 8
+    assert max(secrets) > 2**250
+
+
 def test_settings_are_drawn_uniformly_and_independently():
     """Fails wrongly with probability at most 1e-6: Hoeffding's inequality for 25 frequencies."""
     choices = [{"clip_norm": c, "server_learning_rate": 0.1} for c in (1.0, 2.0, 3.0, 4.0, 5.0)]

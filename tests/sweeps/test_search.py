@@ -17,6 +17,7 @@ from fedmf.sweeps import run as sweep
 from fedmf.sweeps.grid import Range, sweep_configs
 from fedmf.sweeps.run import SweepOptions
 from fedmf.sweeps.search import Space
+from fedmf.sweeps.total_budget import TotalBudget
 from tests.cli.program import fedmf as program
 from tests.cli.program import printed_by, refused
 from tests.refusals import refusal
@@ -226,6 +227,14 @@ def test_existing_runs_count_as_trials(take_begun_names, out_folder):
     assert take_begun_names() == []
     with refusal("holds a run with rounds=4, and this sweep has rounds=8"):
         run_search(out_folder, 3, rounds=8)
+
+
+def test_a_search_of_other_ranges_gets_no_further_share_of_a_budget(take_begun_names, out_folder):
+    TotalBudget(epsilon=8.0, delta=1e-6, num_runs=2).reserve(out_folder, {})
+    run_search(out_folder, 2)
+    with refusal("would have 3 runs, and total_epsilon=8.0 was divided among 2"):
+        run_search(out_folder, 2, {"server_learning_rate": Range(20.0, 30.0)})
+    assert len(take_begun_names()) == 2
 
 
 def test_failed_runs_count_as_trials_and_the_search_continues(take_begun_names, out_folder):

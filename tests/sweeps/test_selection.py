@@ -20,7 +20,7 @@ from fedmf.sweeps import run as driver
 from fedmf.sweeps.grid import Range
 from fedmf.sweeps.run import SweepOptions
 from fedmf.sweeps.selection import run_selection
-from fedmf.sweeps.selection_space import SelectionSpace
+from fedmf.sweeps.selection_space import SelectionSpace, TaskFacts
 from tests.cli.program import fedmf as program
 from tests.refusals import refusal
 from tests.sweeps import programs
@@ -41,6 +41,8 @@ def in_this_process(monkeypatch):
     monkeypatch.setattr(driver, "_POLL_SECONDS", 0)
     # Journals hold a random token, by which two processes are told apart.
     monkeypatch.setattr(journal, "secrets", types.SimpleNamespace(token_hex=lambda n: "0" * 2 * n))
+    # The secret of a selection is the number that a test passes as its noise seed.
+    monkeypatch.setattr(draws, "selection_secret", lambda noise_seed, salt, procedure: noise_seed)
     # Figures take most of the time of a small selection.
     monkeypatch.setattr(selection, "write_report", lambda runs, folder, title: folder)
 
@@ -165,7 +167,8 @@ def test_a_selection_that_is_killed_anywhere_ends_with_the_same_folder(tmp_path,
     expected_path = tmp_path / "expected" / "selection"
     select(expected_path)
     expected_files = contents(expected_path)
-    monkeypatch.setattr(selection, "_train_first_rounds", lambda out, space, options: 60.0)
+    facts = TaskFacts.of(fedmf.Run.load(expected_path / "selected"))
+    monkeypatch.setattr(selection, "_train_first_rounds", lambda *arguments: (60.0, facts))
     out_path = tmp_path / "killed" / "selection"
     num_draws = 0
     steps = {"passed": 0, "limit": 0}
@@ -213,9 +216,12 @@ def test_a_selection_that_is_killed_anywhere_ends_with_the_same_folder(tmp_path,
     assert contents(out_path) == expected_files
 
 
+# Each process has the same secret, in place of one with new random bits.
 PROGRAM = """
 import sys
 from fedmf.cli import main
+from fedmf.sweeps import draws
+draws.selection_secret = lambda noise_seed, salt, procedure: noise_seed
 main(sys.argv[1:])
 """
 
@@ -253,7 +259,12 @@ def test_kill_9_within_a_trial_and_between_trials_changes_nothing(tmp_path):
         process.wait()
     process = begin(out_path)
     assert process.wait() == 0
-    assert contents(out_path) == contents(expected_path)
+    # Journals hold random tokens of their processes.
+    files, expected_files = (
+        {path: text for path, text in contents(folder).items() if "journal" not in path}
+        for folder in (out_path, expected_path)
+    )
+    assert files == expected_files
 
 
 @pytest.mark.usefixtures("in_this_process")
@@ -335,8 +346,45 @@ def test_a_selection_is_neither_cut_short_nor_extended_nor_drawn_again(tmp_path,
     assert (out_path / "selected" / "model.npz").exists()
 
 
+@pytest.mark.usefixtures("in_this_process")
+def test_an_ended_selection_answers_its_own_command_alone(tmp_path, monkeypatch):
+    with_trials(monkeypatch, 1)
+    result = select(tmp_path)
+    assert select(tmp_path) == result
+    with refusal("holds another selection, with mean_trials=9.0"):
+        select(tmp_path, space=space_of(mean_trials=9.0))
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_trials_on_other_data_or_another_declaration_fail(tmp_path, monkeypatch):
+    with_trials(monkeypatch, 2)
+    facts_of = TaskFacts.of
+    for number, change in enumerate(({"validation_clients": "unknown"}, {"data_version": "2"})):
+        calls = []
+
+        def changed_facts(run, change=change, calls=calls):
+            calls.append(run)
+            facts = facts_of(run)
+            # The first call is for the first rounds, and the second one for trial 0.
+            return facts._replace(**change) if len(calls) == 2 else facts
+
+        monkeypatch.setattr(TaskFacts, "of", changed_facts)
+        out_path = tmp_path / str(number)
+        select(out_path)
+        selected_seed = fedmf.Run.load(out_path / "selected").config.seed
+        assert selected_seed == draws.TrialSeeds.of(SECRET, 1).public
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_settings_with_different_clients_are_refused(tmp_path):
+    task = "tests.sweeps.selected_task:few"
+    space = space_of(task=task, varied={"task_option.clients": [10, 20]})
+    with refusal("the settings have different clients or data"):
+        select(tmp_path, space=space)
+
+
 def test_nothing_is_drawn_without_a_yes(tmp_path, monkeypatch):
-    monkeypatch.setattr(selection, "_train_first_rounds", lambda out, space, options: 60.0)
+    monkeypatch.setattr(selection, "_train_first_rounds", lambda *arguments: (60.0, None))
     varied = "--vary server-learning-rate=0.1,0.3"
     line = (
         f"sweep --private-selection --mean-trials 10 --trial-shape 0 {varied} --epsilon 8 "
@@ -370,6 +418,9 @@ def test_a_task_that_does_not_declare_its_validation_clients_needs_private_metri
         ({"sampling": "poisson", "population": 20}, {"cohort_size": [2, 4]}, "in cohort_size"),
         ({}, {"delta": [1e-6, 1e-5]}, "delta cannot vary in a search"),
         ({}, {"private_metrics": [0.0, 0.1]}, "whose scores cannot be compared"),
+        ({}, {"claimed_cohort": [None, 400]}, "claimed_cohort cannot vary"),
+        ({"claimed_cohort": 400}, {"cohort_size": [4, 8]}, "differ in cohort_size"),
+        ({}, {"initial_model": [None, "a.keras"]}, "initial_model cannot vary"),
         ({}, {"task": ["a", "b"]}, "task cannot vary in a private selection"),
         ({}, {"seed": [0, 1]}, "seed cannot vary"),
         ({"seed": 3}, RATES, "each of whose trials draws its own"),

@@ -46,22 +46,28 @@ def test_a_grid_counts_the_runs_that_add_noise():
     assert (divided_fixed["epsilon"], divided_fixed["delta"]) == (4.0, 5e-7)
 
 
+def runs_of(*names, family="identity"):
+    config = fedmf.TrainConfig(**FIXED | {"family": family}, noise_multiplier=1.0)
+    return dict.fromkeys(names, config)
+
+
 def test_a_budget_is_not_divided_again(tmp_path):
     budget = TotalBudget(epsilon=8.0, delta=1e-6, num_runs=2)
-    budget.begin(tmp_path, ["a", "b"])
-    budget.begin(tmp_path, ["a", "b"])
+    without_noise = fedmf.TrainConfig(rounds=4, min_sep=2, cohort_size=2, family="none")
+    budget.reserve(tmp_path, runs_of("a", "b") | {"none": without_noise})
+    budget.reserve(tmp_path, runs_of("a", "b"))
     assert TotalBudget.of(tmp_path) == budget
     with refusal("a budget cannot be divided again"):
-        TotalBudget(epsilon=8.0, delta=1e-6, num_runs=3).begin(tmp_path, ["a", "b", "c"])
+        TotalBudget(epsilon=8.0, delta=1e-6, num_runs=3).reserve(tmp_path, runs_of("a", "b", "c"))
+    # A run counts before it begins, and after its folder was deleted.
+    with refusal("would have 3 runs, and total_epsilon=8.0 was divided among 2"):
+        budget.reserve(tmp_path, runs_of("b", "c"))
     run_folder = tmp_path / "runs" / "a"
     run_folder.mkdir(parents=True)
     (run_folder / "config.json").write_text("{}")
-    with refusal("would have 3 runs, and total_epsilon=8.0 was divided among 2"):
-        budget.begin(tmp_path, ["b", "c"])
-    budget.begin(tmp_path, ["a", "b"])
     (tmp_path / "total_budget.json").unlink()
     with refusal("holds runs that no `total_epsilon` covers"):
-        budget.begin(tmp_path, ["a", "b"])
+        budget.reserve(tmp_path, runs_of("a", "b"))
 
 
 def test_every_row_of_the_tables_shows_what_all_runs_cost():
@@ -97,5 +103,5 @@ def test_the_budget_is_recorded_before_the_first_run(tmp_path):
     )
     program(f"{line} --total-epsilon 8 --dry-run")
     assert not out_path.exists()
-    TotalBudget(epsilon=8.0, delta=1e-6, num_runs=2).begin(out_path, [])
+    TotalBudget(epsilon=8.0, delta=1e-6, num_runs=2).reserve(out_path, {})
     assert "to which other runs would add" in program(f"{line} --epsilon 8", status=2).stderr
