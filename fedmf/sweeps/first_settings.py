@@ -25,6 +25,7 @@ from fedmf.training.client_work import Broadcast, ClientWork, sums_of_copies
 from fedmf.training.evaluation import Evaluator
 from fedmf.training.example_checks import check_examples
 from fedmf.training.examples import Examples, count, take
+from fedmf.training.task_checks import OTHERS
 
 MOMENTUM = 0.9
 # Clients and rounds without noise with which the client rate is chosen.
@@ -172,7 +173,7 @@ def _measuring_task(task: Task, public_task: Task | None) -> _Measuring | None:
             task=_simulated(task, num_clients, public_examples, public_validation),
             source=f"{len(public_ids)} clients of the public data",
         )
-    if getattr(task, "validation_clients", "unknown") != "others":
+    if task.validation_clients != OTHERS:
         return None
     examples = check_examples(task.evaluation_examples("validation"), "the validation split")
     num_training = count(examples) // 2
