@@ -53,6 +53,8 @@ WRONG_CALLS = {
         "--min-sep to at most 4, lower --cohort-size to at most 8"
     ),
     f"plan learning-rate {PLAN} --noise-multiplier -0 --cohort-size 9": "--noise-multiplier 0",
+    "plan settings --task regression --epsilon 0": "--epsilon 0.0 must be positive",
+    "plan settings --data absent.sqlite --epsilon 8": "there is no file absent.sqlite",
     "plan bands --rounds 8 --population 9 --cohort-size 2 --epsilon 1 --bands 2,x": "'x'",
     f"{POOL} --no-search": "--min-sep",
     f"{POOL} --sampling poisson": "--partitions (not given)",
