@@ -179,6 +179,9 @@ INSIDE = {
     "fedmf.federated.tff.noise_source": 1,
     "fedmf.federated.keras_file": 1,  # in a temporary folder of its own
     "fedmf.federated.learner": 1,
+    "fedmf.pytorch.learner": 1,  # in a temporary folder of its own
+    "fedmf.trackers.base": 1,  # in a temporary folder of its own
+    "fedmf.trackers.wandb": 1,  # the folder of the tracked run
     "fedmf.federated.tff.worker": 1,
     "fedmf.sweeps.runs": 1,
     "fedmf.tasks.emnist.synthetic": 1,

@@ -17,6 +17,7 @@ from typing import Any
 from fedmf.experiments.papers.item import Item, Request
 from fedmf.experiments.papers.study_grid import Study
 from fedmf.files import write_atomically
+from fedmf.runs.config import TrainConfig
 
 UNKNOWN = "unknown"
 # Number of digits of a short commit.
@@ -116,7 +117,7 @@ def _study_settings(study: Study, request: Request) -> dict[str, Any]:
     """Returns everything that determines the runs of a study."""
     suffix, write_data = study.data
     run_settings = [
-        (line, name, dataclasses.asdict(config))
+        (line, name, _fixed_fields(config))
         for line, name, config in study.configs(
             pathlib.Path(f"data{suffix}"), pathlib.Path("mechanisms")
         )
@@ -132,6 +133,23 @@ def _study_settings(study: Study, request: Request) -> dict[str, Any]:
         "synthetic data": synthetic_data,
         "test sentences": request.test_sentences,
     }
+
+
+def _fixed_fields(config: TrainConfig) -> dict[str, Any]:
+    """Returns the fields of a configuration that determine its run.
+
+    Some fields were added after the settings of the confirmatory runs were fixed, whose digests do
+    not contain them: those of a private selection, and the framework of StackOverflow's models.
+    They are left out of a run that does what such a run did.
+    """
+    config_fields = dataclasses.asdict(config)
+    if config.mean_trials is None:
+        for name in ("mean_trials", "trial_distribution", "trial_shape"):
+            del config_fields[name]
+    task_options = config_fields["task_options"]
+    if task_options.get("framework") == "tensorflow":
+        del task_options["framework"]
+    return config_fields
 
 
 def _call(function: Any) -> Any:

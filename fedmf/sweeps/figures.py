@@ -6,11 +6,9 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.transforms import ScaledTranslation
 
 from fedmf.intervals import mean_interval
 from fedmf.reports.canvas import canvas, in_percent, legend_above
@@ -21,6 +19,9 @@ from fedmf.reports.text import is_share, metric_name, plain
 from fedmf.runs.config import TrainConfig
 from fedmf.runs.folder import Run
 from fedmf.sweeps.results import Best, best_settings, validation_of, varying
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 # Fields in order of preference for the x axis of a figure, which shows the first one that varies in
 # the sweep.
@@ -273,7 +274,7 @@ def _draw_lines(
 
 
 def _draw_line(
-    ax: Axes, line: RunGroup, values: Mapping[float | None, list[float]], shift: float
+    ax: "Axes", line: RunGroup, values: Mapping[float | None, list[float]], shift: float
 ) -> bool:
     """Draws the means of a line and their intervals over seeds, and returns whether it has crosses.
 
@@ -283,6 +284,8 @@ def _draw_line(
       values: for each value on the x axis, the metric of each seed.
       shift: in points, to the right.
     """
+    from matplotlib.transforms import ScaledTranslation
+
     style: dict[str, Any] = {"color": line.color, "linestyle": line.line, "label": line.label}
     # A run without noise has no epsilon, so it has no place on the x axis.
     if None in values:

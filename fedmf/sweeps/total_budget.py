@@ -39,7 +39,7 @@ class TotalBudget:
     >>> budget.share(is_sampled=True)
     {'epsilon': 2.0, 'delta': 2.5e-07}
     >>> round(budget.share(is_sampled=False)["noise_multiplier"], 4)
-    1.3058
+    1.3059
     """
 
     epsilon: float

@@ -9,7 +9,7 @@ from typing import Any
 from fedmf.cohorts.availability import availability_from_text
 from fedmf.cohorts.controller import ParticipationController
 from fedmf.cohorts.devices import DeviceBehavior
-from fedmf.files import write_atomically
+from fedmf.files import checked_path, write_atomically
 from fedmf.mechanisms.budget import Budget
 from fedmf.mechanisms.error import rmse
 from fedmf.noise.host_strategies import choose_host_strategy
@@ -204,7 +204,9 @@ def new_run(
     Raises:
       TypeError, ValueError: the first round cannot be run.
     """
-    if config.mean_trials is not None and not is_trial(pathlib.Path(folder)):
+    if config.mean_trials is not None and not is_trial(
+        checked_path("folder", folder, hint="name a folder")
+    ):
         raise ValueError(
             f"mean_trials={config.mean_trials} states the guarantee of a private selection, which "
             "`fedmf sweep --private-selection` runs: leave it out for a single run"

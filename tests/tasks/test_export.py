@@ -11,6 +11,8 @@ pytestmark = pytest.mark.tensorflow
 
 from fedmf import TrainConfig, tasks  # noqa: E402
 from fedmf.tasks import cifar10, emnist  # noqa: E402
+from fedmf.tasks.classification import import_rows  # noqa: E402
+from fedmf.tasks.row_table import ImportOptions  # noqa: E402
 from fedmf.training.examples import take  # noqa: E402
 
 LOADS = """
@@ -39,6 +41,13 @@ def options_of(name, corpus_file, folder):
         data = cifar10.write_synthetic(
             folder / "shapes.tar.gz", examples=100, test_examples=20, progress=False
         )
+    elif name == "classification":
+        lines = ["user,label,size"] + [f"{i % 40},{i % 2},{i % 7}" for i in range(200)]
+        (folder / "rows.csv").write_text("\n".join(lines))
+        columns = ImportOptions(label_column="label", number_columns="size")
+        data = folder / "rows.sqlite"
+        import_rows(folder / "rows.csv", data, columns, progress=False)
+        return {"data": str(data)}
     else:
         return {}
     return {"data": str(data), "task_options": {"model": "small"}}
