@@ -49,7 +49,8 @@ def test_the_snippet_of_the_readme_trains(tmp_path, monkeypatch):
             "name": "own", "x": x, "y": y, "client_ids": small_models.OWNERS, "batch_size": 3,
             "validation": (x, y), "test": (x, y),
         },
-        "pytorch": pytorch, "torch": torch, "fedmf": fedmf, "Net": small_models.perceptron,
+        "pytorch": pytorch, "fedmf": fedmf, "Net": small_models.perceptron,
+        "cross_entropy": torch.nn.functional.cross_entropy,
         "accuracy": small_models.accuracy, "config": small_models.config(),
     }  # fmt: skip
     exec(snippet, names)

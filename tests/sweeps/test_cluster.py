@@ -96,8 +96,7 @@ def test_halving_on_a_cluster_stops_a_diverging_run(tmp_path):
         if name not in ("task_option.clients", "epsilon")
     )
     rates = (
-        "--vary server-learning-rate=0.2,1000000 --rounds 20 --epsilon 400 --noise-seed os "
-        "--halving"
+        "--vary server-learning-rate=0.2,1000000 --rounds 20 --epsilon 40 --noise-seed os --halving"
     )
     command_options = f"--out {out_path} -o clients=60 --cluster auto --jobs 2 --quiet"
     answer = printed_by(f"sweep {command_options} {options} {rates}")
