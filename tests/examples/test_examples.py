@@ -39,7 +39,7 @@ APART = {
     "numpy_logistic",
     "own_pytorch_model",  # tests/pytorch/test_page.py runs it.
 }
-MAX_LINES = 95
+MAX_LINES = 80
 
 
 @pytest.fixture

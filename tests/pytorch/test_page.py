@@ -80,8 +80,13 @@ def test_the_example_shows_that_adapters_need_less_noise(tmp_path, monkeypatch, 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:server_learning_rate")
 def test_the_example_prints_the_accuracies_of_the_page(tmp_path, monkeypatch, capsys):
+    """Over 12 runs the accuracies were 0.878 with standard deviation 0.018, and 0.279 with 0.060.
+    The limits are 5 deviations away, so that one of two normal accuracies is beyond its limit once
+    in a million runs. Exchanged accuracies are beyond both.
+    """
     _, accuracies = printed_by_example(tmp_path, monkeypatch, capsys, num_rounds=32)
-    assert accuracies == pytest.approx([0.89, 0.33], abs=0.06)
+    assert accuracies[0] == pytest.approx(0.878, abs=5 * 0.018)
+    assert accuracies[1] == pytest.approx(0.279, abs=5 * 0.060)
 
 
 MODULES = [info.name for info in pkgutil.walk_packages(pytorch.__path__, prefix="fedmf.pytorch.")]
