@@ -367,7 +367,7 @@ def _select(
     """Runs a private selection and prints its result."""
     from fedmf.privacy.trial_count import TrialCount
     from fedmf.sweeps.run import SweepOptions
-    from fedmf.sweeps.selection import forecast, run_selection
+    from fedmf.sweeps.selection import run_selection, selection_forecast
     from fedmf.sweeps.selection_space import SelectionSpace
 
     with arguments_checked():
@@ -375,7 +375,7 @@ def _select(
             fixed={"mean_trials": TrialCount.mean_trials} | settings.fixed, varied=settings.varied
         )
         if dry_run:
-            show(_forecast_values(forecast(out, space, None)), as_json)
+            show(_forecast_values(selection_forecast(out, space, None)), as_json)
             return
 
     def confirm(estimate: "Forecast") -> None:

@@ -19,7 +19,7 @@ from fedmf.cohorts.draws import Pool, PoolRanDryWarning
 from fedmf.cohorts.seeded_draws import fixed_order, scheme_draws
 from fedmf.mechanisms.budget import Budget
 from fedmf.participation.history import TimerHistory
-from fedmf.participation.ledger import ParticipationLedger, check_clients
+from fedmf.participation.ledger import ParticipationLedger, checked_client_indices
 from fedmf.participation.schema import Participation
 from fedmf.privacy.plan import Plan
 from fedmf.privacy.sampling import Sampling
@@ -354,7 +354,7 @@ class ParticipationController:
             another round than the next, or a sampling scheme has to sample the clients.
         """
         t = checks.integer("t", t, low=0, hint=_ROUND_HINT)
-        cohort = np.sort(check_clients("clients", clients))
+        cohort = np.sort(checked_client_indices("clients", clients))
         if self.sampling is not None:
             raise ValueError(
                 f"`clients` are given, and the plan is amplified by {self.sampling}, which has to "

@@ -15,7 +15,7 @@ from fedmf.mechanisms.banded.recursion import (
 )
 from fedmf.mechanisms.base import Mechanism, check_mechanism
 from fedmf.mechanisms.sensitivity import sensitivity
-from fedmf.mechanisms.tree_error import squared_rows as squared_rows_of_trees
+from fedmf.mechanisms.tree_error import squared_rows_of_trees
 from fedmf.noise.buffers import Buffers
 from fedmf.noise.stream import NoiseStream
 from fedmf.numpy_errors import with_numpy_defaults

@@ -22,7 +22,7 @@ _NUM_COPIES = 14
 _MAX_ADDED_PRODUCTS = 4
 
 
-def squared_rows(trees: TreeNoise, inverse: np.ndarray) -> np.ndarray:
+def squared_rows_of_trees(trees: TreeNoise, inverse: np.ndarray) -> np.ndarray:
     """Returns the squared norm of each row of A N, float64 (rounds,), which is the variance of y.
 
     Args:

@@ -70,7 +70,7 @@ class ParticipationLedger:
         self._rounds: list[_Round] = []
         hint = "give a list of cohorts, arrays of ints"
         for t, cohort in enumerate(checks.entries("cohorts", cohorts, hint=hint)):
-            clients = check_clients(f"cohorts[{t}]", cohort)
+            clients = checked_client_indices(f"cohorts[{t}]", cohort)
             self._rounds.append(_Round(clients, clients, clients[:0]))
 
     def __len__(self) -> int:
@@ -95,8 +95,8 @@ class ParticipationLedger:
           TypeError: entries are not ints.
           ValueError: a client is negative, occurs twice, or took part without being selected.
         """
-        cohort = check_clients("cohort", cohort)
-        selected = cohort if selected is None else check_clients("selected", selected)
+        cohort = checked_client_indices("cohort", cohort)
+        selected = cohort if selected is None else checked_client_indices("selected", selected)
         if noncompliant is None:
             noncompliant = cohort[:0]
         unselected_clients = cohort[~np.isin(cohort, selected)]
@@ -105,7 +105,7 @@ class ParticipationLedger:
                 f"cohort of round {len(self)} has client {unselected_clients[0]}, who is not in "
                 "selected: select all who take part"
             )
-        noncompliant = check_clients("noncompliant", noncompliant)
+        noncompliant = checked_client_indices("noncompliant", noncompliant)
         self._rounds.append(_Round(cohort, selected, noncompliant))
 
     def restore(
@@ -357,7 +357,7 @@ def _check_cohort_size(cohort_size: Any) -> int | None:
     return checks.integer("cohort_size", cohort_size, low=0, hint=hint)
 
 
-def check_clients(name: str, values: Any) -> np.ndarray:
+def checked_client_indices(name: str, values: Any) -> np.ndarray:
     """Returns a read-only int64 copy of client indices, or raises an error unless they are distinct
     and non-negative.
     """

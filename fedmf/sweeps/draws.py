@@ -30,7 +30,7 @@ def selection_secret(noise_seed: int, salt: int, procedure: str) -> int:
     return _hashed("secret of a selection", str(noise_seed), str(salt), procedure)
 
 
-def derived_seed(noise_secret: int, purpose: str) -> int:
+def seed_for_purpose(noise_secret: int, purpose: str) -> int:
     """Returns a seed of 128 bits for one purpose, from which nobody learns the secret or the seed
     of another purpose.
     """
@@ -45,7 +45,7 @@ def _hashed(*parts: str) -> int:
 
 def num_trials(noise_secret: int, trials: TrialCount) -> int:
     """Draws the number of trials."""
-    return trials.draw(np.random.default_rng(derived_seed(noise_secret, "number of trials")))
+    return trials.draw(np.random.default_rng(seed_for_purpose(noise_secret, "number of trials")))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -64,9 +64,9 @@ class TrialSeeds:
     @staticmethod
     def of(noise_secret: int, trial_index: int) -> "TrialSeeds":
         """Returns the seeds of the trial with this index."""
-        public_seed = derived_seed(noise_secret, f"cohorts of trial {trial_index}")
+        public_seed = seed_for_purpose(noise_secret, f"cohorts of trial {trial_index}")
         return TrialSeeds(
-            noise=derived_seed(noise_secret, f"noise of trial {trial_index}"),
+            noise=seed_for_purpose(noise_secret, f"noise of trial {trial_index}"),
             public=public_seed >> (128 - _SEED_BITS),
         )
 
@@ -89,7 +89,7 @@ def draw_setting(
     Returns:
       Varied field -> value.
     """
-    rng = np.random.default_rng(derived_seed(noise_secret, f"setting of trial {trial_index}"))
+    rng = np.random.default_rng(seed_for_purpose(noise_secret, f"setting of trial {trial_index}"))
     chosen_values = dict(choices[rng.integers(len(choices))])
     for name in chosen_values:
         values = varied[name]
@@ -148,7 +148,7 @@ def selected_trial(noise_secret: int, scores: Sequence[float]) -> int | None:
     """
     if not scores:
         return None
-    rng = np.random.default_rng(derived_seed(noise_secret, "ties"))
+    rng = np.random.default_rng(seed_for_purpose(noise_secret, "ties"))
     tie_keys = rng.permutation(len(scores)).astype(np.float64)
     [best_index] = best_of(np.array([scores], np.float64), tie_keys[None]).tolist()
     return None if best_index < 0 else best_index

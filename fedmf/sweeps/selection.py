@@ -102,7 +102,7 @@ def run_selection(
         if not _has_ended(out):
             draw_file = out / "private" / DRAW
             if not draw_file.exists():
-                estimate = forecast(out, space, options)
+                estimate = selection_forecast(out, space, options)
                 confirm(estimate)
                 _draw(out, space, options, estimate)
             _Selection(out, space, options).run()
@@ -121,7 +121,7 @@ def _delete_trials(folder: pathlib.Path) -> None:
         ) from error
 
 
-def forecast(
+def selection_forecast(
     out: pathlib.Path, space: SelectionSpace, options: driver.SweepOptions | None
 ) -> Forecast:
     """Returns what is known of a private selection before its draw.

@@ -27,7 +27,7 @@ from fedmf.federated.tff.aggregator import MatrixFactorizationAggregator
 from fedmf.federated.tff.check_process import check_process
 from fedmf.federated.tff.cohort_source import controller_arguments
 from fedmf.files import check_archive, checked_path, sync_folder, write_atomically
-from fedmf.participation.ledger import ParticipationLedger, check_clients
+from fedmf.participation.ledger import ParticipationLedger, checked_client_indices
 from fedmf.server.calls import ExclusiveCalls, count_seed, exclusive, warn_of_used_seed
 from fedmf.server.folder import log_lines
 from fedmf.server.folder_kind import FolderKind, ReadableFile
@@ -361,7 +361,7 @@ class PlannedProcess(ExclusiveCalls):
         if not is_recorded:
             return self.controller.record_cohort(t, clients)
         recorded_cohort = self.controller.ledger.cohort(t)
-        if not np.array_equal(np.sort(check_clients("clients", clients)), recorded_cohort):
+        if not np.array_equal(np.sort(checked_client_indices("clients", clients)), recorded_cohort):
             raise ValueError(
                 f"clients: round {t} has another cohort already, which the controller sampled or "
                 "with which the round was begun, and two sums with the same noise would reveal "
