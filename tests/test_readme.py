@@ -83,19 +83,19 @@ def test_the_own_server_trains_a_round(plan):
 
 @pytest.mark.tensorflow
 @pytest.mark.slow
-def test_the_tff_snippet_trains_a_round(plan, tff):
+def test_the_tff_snippet_trains_a_round(plan, tff, tmp_path, monkeypatch):
     import tensorflow as tf
 
     from fedmf import federated
 
     def model_fn():
-        model = tf.keras.Sequential([tf.keras.layers.Dense(1, input_shape=[2])])
+        layer = tf.keras.layers.Dense(1, kernel_initializer="zeros", input_shape=[2])
+        model = tf.keras.Sequential([layer])
         spec = (tf.TensorSpec([None, 2]), tf.TensorSpec([None, 1]))
         return tff.learning.models.from_keras_model(
             model, loss=tf.keras.losses.MeanSquaredError(), input_spec=spec
         )
 
-    build = tff.learning.algorithms.build_unweighted_fed_avg
     pipeline = {
         "model_fn": model_fn,
         "client_optimizer_fn": tff.learning.optimizers.build_sgdm(0.1),
@@ -106,15 +106,15 @@ def test_the_tff_snippet_trains_a_round(plan, tff):
         "fedmf": fedmf,
         "federated": federated,
         "plan": plan,
-        "build_unweighted_fed_avg": build,
+        "build_unweighted_fed_avg": tff.learning.algorithms.build_unweighted_fed_avg,
         "pipeline": pipeline,
         "sizes": {"population": 40, "cohort_size": 5, "seed": 1},
-        "data": dict.fromkeys(range(40), examples),
-        "state": build(**pipeline, model_aggregator=federated.dp_aggregator(
-            plan, clients_per_round=5, noise_seed="os"
-        )).initialize(),
-    }  # fmt: skip
+        "client_data": lambda client: examples,
+    }
+    monkeypatch.chdir(tmp_path)
     execute(TFF, names)
+    training = names["training"]
+    assert training.round == len(training.ledger) == 1
     kernel, _ = names["process"].get_model_weights(names["output"].state).trainable
     assert np.any(kernel)
 

@@ -23,10 +23,21 @@ def page(tmp_path, monkeypatch):
     return "page"
 
 
-def test_values_that_round_to_what_is_printed_pass(page):
-    printed.says(page, "epsilon of {} and {}, {}%", 4.3945, 1.4e-4, 5.4)
-    printed.says(page, "two: {}: so", 0.74648)
-    printed.says(page, "Twice {}.", 3)
+@pytest.mark.parametrize(
+    ("phrase", "values"),
+    [
+        ("epsilon of {} and {}, {}%", [4.3945, 1.4e-4, 5.4]),
+        ("two: {}: so", [0.74648]),
+        ("Twice {}.", [3]),
+    ],
+)
+def test_values_that_round_to_what_is_printed_pass(page, phrase, values):
+    error = None
+    try:
+        printed.says(page, phrase, *values)
+    except ValueError as raised_error:
+        error = raised_error
+    assert error is None
 
 
 @pytest.mark.parametrize(
