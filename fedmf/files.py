@@ -9,6 +9,7 @@ import pathlib
 import reprlib
 import secrets
 import shlex
+import tempfile
 import weakref
 import zipfile
 from collections.abc import Callable, Iterator
@@ -117,6 +118,18 @@ def write_exclusively(
     with _temporary_file(path, content, mode) as temporary:
         os.link(temporary, path)
         os.unlink(temporary)
+
+
+@contextlib.contextmanager
+def replacement_of(path: pathlib.Path) -> Iterator[pathlib.Path]:
+    """Yields a new path. The file or folder that the block writes there takes the place of `path`
+    at the end of the block, and `path` stays as it is if the block raises an error.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
+        temporary_path = pathlib.Path(folder) / path.name
+        yield temporary_path
+        os.replace(temporary_path, path)
 
 
 @contextlib.contextmanager

@@ -3,9 +3,7 @@
 import contextlib
 import dataclasses
 import json
-import os
 import pathlib
-import tempfile
 import zipfile
 from collections.abc import Sequence
 from typing import Any, ClassVar, Self
@@ -24,14 +22,16 @@ from fedmf.federated.model_functions import ModelFunctions
 from fedmf.federated.tensorflow_errors import misfit_reason
 from fedmf.federated.tensorflow_import import check_eager, keras3_note
 from fedmf.federated.tff_models import TffModel
+from fedmf.files import replacement_of
 from fedmf.runs.config import TrainConfig
 from fedmf.runs.executions import execution_kind
 from fedmf.training.client_work import ClientWork
-from fedmf.training.learner import ClientSettings, Evaluate, Learner, Machine, TaskData
+from fedmf.training.learner import ClientSettings, Evaluate, Machine, TaskData
+from fedmf.training.model_task import ModelLearner
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class KerasLearner(ModelFunctions, Learner):
+class KerasLearner(ModelFunctions, ModelLearner):
     """An implementation of `Learner` for tasks with a Keras or TFF model.
 
     It is made of the functions of the task, which build the model and compute loss and metrics.
@@ -195,9 +195,7 @@ class KerasLearner(ModelFunctions, Learner):
                 "FILE.keras, or a folder without a suffix for a SavedModel"
             )
         exported_model = self.model(weights, seed)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
-            temporary_path = pathlib.Path(folder) / path.name
+        with replacement_of(path) as temporary_path:
             save_format = "keras" if path.suffix else "tf"
             logger = tf.get_logger()
             previous_level = logger.level
@@ -209,7 +207,6 @@ class KerasLearner(ModelFunctions, Learner):
                 logger.setLevel(previous_level)
             if path.suffix:
                 deflate_words(temporary_path)
-            os.replace(temporary_path, path)
         return exported_model
 
     def _with_weights(self, weights: Sequence[np.ndarray], seed: int) -> Any:

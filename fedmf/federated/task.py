@@ -5,10 +5,9 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Self
 
-import numpy as np
 import tensorflow as tf
 
-from fedmf import fields, training
+from fedmf import fields
 from fedmf.federated.datasets import read_examples
 from fedmf.federated.learner import KerasLearner
 from fedmf.federated.model_functions import CompiledEpoch, LossFunction
@@ -16,15 +15,16 @@ from fedmf.federated.task_checks import check_functions, check_model_function
 from fedmf.federated.tff_models import loop_model
 from fedmf.training.example_checks import check_examples
 from fedmf.training.examples import Examples, Weighted, concatenate, with_unit_weights
-from fedmf.training.learner import Learner
+from fedmf.training.model_task import ModelTask
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Task(training.Task):
+class Task(ModelTask):
     """A federated learning task, with the clients' examples, a Keras or TFF model, its loss and
     metrics.
 
-    `from_arrays` makes one of arrays in memory, and `from_client_data` of a TFF ClientData. The
+    `from_arrays` makes one of arrays in memory, and `from_client_data` of a TFF ClientData; the
+    run's seed determines the weights of their `model` by tf.keras.utils.set_random_seed. The
     constructor takes functions. A task has all attributes of `training.Task` but `learner`, and
     these:
 
@@ -51,6 +51,7 @@ class Task(training.Task):
       ValueError: as `training.Task`, or only one of loss and metrics is given.
 
     Example:
+      >>> import numpy as np
       >>> examples = (np.zeros((2, 3), np.float32), np.zeros(2, np.int64))
       >>> task = Task(
       ...     name="toy", client_ids=["ann", "bo"], client_examples=lambda client_id: examples,
@@ -63,9 +64,19 @@ class Task(training.Task):
       ... )
       >>> task.client_ids, task.headline
       (('ann', 'bo'), 'accuracy')
+      >>> rng = np.random.default_rng(0)
+      >>> x, y = rng.normal(size=(60, 3)).astype(np.float32), rng.integers(0, 2, 60)
+      >>> task = Task.from_arrays(
+      ...     name="table", x=x, y=y, client_ids=np.arange(60) % 12, batch_size=5,
+      ...     validation=(x, y), test=(x, y),
+      ...     model=lambda: tf.keras.Sequential([tf.keras.layers.Dense(2, input_shape=(3,))]),
+      ...     loss=tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+      ...     metrics=lambda: [tf.keras.metrics.SparseCategoricalAccuracy("accuracy")],
+      ... )
+      >>> len(task.client_ids), len(task.examples_of("7")[0])
+      (12, 5)
     """
 
-    learner: Learner = dataclasses.field(init=False, repr=False, compare=False)
     build_model: Callable[[int], Any]
     loss: tf.keras.losses.Loss | LossFunction | None = None
     metrics: Callable[[], Sequence[tf.keras.metrics.Metric]] | None = None
@@ -86,62 +97,10 @@ class Task(training.Task):
         fields.set_fields(self, {"build_model": build_model, "learner": learner})
         super().__post_init__()
 
-    def starting_from(self, weights: Sequence[np.ndarray]) -> Self:
-        """Returns a task whose models start from the given weights, whatever the seed of a run is.
-
-        Args:
-          weights: all weights of a model, including those that are not trained, as
-            tf.keras.Model.get_weights returns them.
-        """
-        learner = self.learner.starting_from(weights)
-        assert isinstance(learner, KerasLearner)
-        task = dataclasses.replace(self, build_model=learner.build_model)
-        return task._with_given_weights()
-
-    @classmethod
-    def from_arrays(  # type: ignore[override]
-        cls,
-        *,
-        x: Any,
-        y: Any,
-        client_ids: Any,
-        validation: Examples,
-        test: Examples,
-        model: Callable[[], Any],
-        sample_weight: Any = None,
-        **attributes: Any,
-    ) -> Self:
-        """Returns a task whose examples are arrays in memory, with the client id of each example.
-
-        Args:
-          x, y, client_ids, validation, test, sample_weight: as in `training.Task.from_arrays`.
-          model: () -> a model, as `build_model` returns it. The run's seed determines its weights,
-            by tf.keras.utils.set_random_seed.
-          attributes: `name`, `loss`, `metrics`, `batch_size` and any other attribute of `Task`.
-
-        Raises:
-          TypeError, ValueError: as `training.Task.from_arrays` does.
-
-        >>> rng = np.random.default_rng(0)
-        >>> x, y = rng.normal(size=(60, 3)).astype(np.float32), rng.integers(0, 2, 60)
-        >>> task = Task.from_arrays(
-        ...     name="table", x=x, y=y, client_ids=np.arange(60) % 12, batch_size=5,
-        ...     validation=(x, y), test=(x, y),
-        ...     model=lambda: tf.keras.Sequential([tf.keras.layers.Dense(2, input_shape=(3,))]),
-        ...     loss=tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        ...     metrics=lambda: [tf.keras.metrics.SparseCategoricalAccuracy("accuracy")],
-        ... )
-        >>> len(task.client_ids), len(task.examples_of("7")[0])
-        (12, 5)
-        """
-        return cls._from_arrays(
-            x=x,
-            y=y,
-            client_ids=client_ids,
-            splits={"validation": validation, "test": test},
-            sample_weight=sample_weight,
-            attributes={"build_model": seeded(model), **attributes},
-        )
+    @staticmethod
+    def _seeded(model: Callable[[], Any]) -> Callable[[int], Any]:
+        """Returns a function of a seed, as `build_model` is, from a function without arguments."""
+        return seeded(model)
 
     @classmethod
     def from_client_data(
@@ -162,8 +121,7 @@ class Task(training.Task):
           preprocess: a client's tf.data.Dataset -> a tf.data.Dataset of single examples (x, y), not
             batched; or (x, y) as arrays. It must be pure, without shuffling or random augmentation.
             Examples may be (x, y, weight) as in Keras.
-          model: () -> a model, as `build_model` returns it. The run's seed determines its weights,
-            by tf.keras.utils.set_random_seed.
+          model: () -> a model, as `build_model` returns it.
           attributes: `name`, `loss`, `metrics`, `batch_size` and any other attribute of `Task`.
             Without a `data_version` other data would go unnoticed, and a resume warns.
 

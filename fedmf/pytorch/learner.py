@@ -1,9 +1,7 @@
 """Training, evaluation and export of PyTorch modules."""
 
 import dataclasses
-import os
 import pathlib
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
@@ -11,6 +9,7 @@ import numpy as np
 import torch
 
 from fedmf import checks
+from fedmf.files import replacement_of
 from fedmf.pytorch.client_training import client_setup
 from fedmf.pytorch.evaluation import ModuleEvaluator
 from fedmf.pytorch.fingerprint import frozen_digest, module_fingerprint
@@ -29,17 +28,17 @@ from fedmf.training.learner import (
     ClientSettings,
     Evaluate,
     FrozenWeights,
-    Learner,
     Machine,
     TaskData,
 )
+from fedmf.training.model_task import ModelLearner
 
 # Types of real numbers that a saved tensor may have where the model has another of them.
 _REAL_DTYPES = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class TorchLearner(ModuleFunctions, Learner):
+class TorchLearner(ModuleFunctions, ModelLearner):
     """An implementation of `Learner` for tasks with a PyTorch module.
 
     It is made of the functions of the task, which build the model and compute loss and metrics.
@@ -160,11 +159,8 @@ class TorchLearner(ModuleFunctions, Learner):
                 "FILE.pt"
             )
         module = self.model(weights, seed)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
-            temporary_path = pathlib.Path(folder) / path.name
+        with replacement_of(path) as temporary_path:
             torch.save(module.state_dict(), temporary_path)
-            os.replace(temporary_path, path)
         return module
 
     def _module(self, weights: Sequence[np.ndarray], seed: int) -> torch.nn.Module:

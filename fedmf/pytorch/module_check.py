@@ -22,8 +22,9 @@ from fedmf.pytorch.recorded_training import (
 from fedmf.pytorch.torch_settings import process_settings, training_mode
 from fedmf.runs.config import TrainConfig
 from fedmf.runs.executions import execution_kind
+from fedmf.training.evaluation import check_evaluation
 from fedmf.training.examples import Examples, count, digest, take
-from fedmf.training.learner import ClientSettings, TaskData
+from fedmf.training.learner import ClientSettings, Evaluation, TaskData
 
 _NORMALISATION_HINT = (
     "use torch.nn.GroupNorm, or keep the layer in evaluation mode by a `train` method of the module"
@@ -53,7 +54,7 @@ def check_trainable(functions: ModuleFunctions, task: TaskData, config: TrainCon
 
 
 def check_module(task_name: str, module: Any) -> None:
-    """Checks the type and the parameters of what a task builds.
+    """Checks the type and the parameters of the module that a task builds.
 
     Raises:
       TypeError: it is no module, or a parameter has another dtype than float32 or float64.
@@ -389,37 +390,23 @@ def _check_outputs(task_name: str, module: torch.nn.Module, examples: Examples) 
 
 
 def _check_evaluation(functions: ModuleFunctions, task: TaskData, config: TrainConfig) -> None:
-    """Evaluates a batch, another one, and the first one again.
+    """Checks that module and metrics are pure functions, and fit the validation split.
 
     Raises:
       ValueError: a metric fails or is no pure function, or private metrics are not between 0 and 1.
     """
-    settings = task.client_settings(config)
-    evaluate = ModuleEvaluator(functions, settings)
-    examples = task.split("validation")
-    batch = take(examples, slice(0, task.batch_size))
-    last_example = take(examples, np.array([count(examples) - 1]))
-    weights = _trained_weights(functions.build(config.seed))
-    try:
-        metric_values = evaluate(weights, batch).values
-        evaluate(weights, last_example)
-        repeated_values = evaluate(weights, batch).values
-    except Exception as error:
-        raise ValueError(
-            f"evaluation of task {task.name!r} fails on its validation split "
-            f"({type(error).__name__}: {error}): make metrics fit outputs and labels"
-        ) from error
-    if not np.array_equal([*metric_values.values()], [*repeated_values.values()], equal_nan=True):
-        raise ValueError(
-            f"evaluation of task {task.name!r} gives different metrics for the same examples: make "
-            "module and metrics pure functions"
-        )
-    if config.private_metrics and not 0 <= metric_values[task.headline] <= 1:
-        raise ValueError(
-            f"private_metrics={config.private_metrics} need a headline metric between 0 and 1, "
-            f"and {task.headline} of task {task.name!r} is {metric_values[task.headline]:g}: "
-            "put a metric first that is, such as an accuracy"
-        )
+    evaluator = ModuleEvaluator(functions, task.client_settings(config))
+
+    def evaluate(weights: Sequence[np.ndarray], examples: Examples) -> Evaluation:
+        try:
+            return evaluator(weights, examples)
+        except Exception as error:
+            raise ValueError(
+                f"evaluation of task {task.name!r} fails on its validation split "
+                f"({type(error).__name__}: {error}): make metrics fit outputs and labels"
+            ) from error
+
+    check_evaluation(evaluate, _trained_weights(functions.build(config.seed)), task, config)
 
 
 def _trained_weights(module: torch.nn.Module) -> list[np.ndarray]:

@@ -2,29 +2,28 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Self
+from collections.abc import Callable, Mapping
+from typing import Any
 
-import numpy as np
 import torch
 
-from fedmf import checks, fields, training
+from fedmf import checks, fields
 from fedmf.pytorch.learner import TorchLearner
 from fedmf.pytorch.module_functions import TensorFunction, seeded_module
-from fedmf.training.examples import Examples
-from fedmf.training.learner import Learner
+from fedmf.training.model_task import ModelTask
 
 # Losses whose mean over a batch is divided by the sum of the weights of the labels' classes.
 _WEIGHTED_MEANS = (torch.nn.functional.cross_entropy, torch.nn.functional.nll_loss)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Task(training.Task):
+class Task(ModelTask):
     """A federated learning task, with the clients' examples, a PyTorch module, its loss and
     metrics.
 
-    `from_arrays` makes one of arrays in memory. The constructor takes functions. A task has all
-    attributes of `training.Task` but `learner`, and these:
+    `from_arrays` makes one of arrays in memory; the run's seed determines the weights of its
+    `model` by the default generators of PyTorch, numpy and Python. The constructor takes functions.
+    A task has all attributes of `training.Task` but `learner`, and these:
 
     Attributes:
       build_model: seed -> an untrained torch.nn.Module, which is called with x as a tensor, or a
@@ -46,6 +45,7 @@ class Task(training.Task):
       ValueError: as `training.Task`.
 
     Example:
+      >>> import numpy as np
       >>> examples = (np.zeros((2, 3), np.float32), np.zeros(2, np.int64))
       >>> task = Task(
       ...     name="toy", client_ids=["ann", "bo"], client_examples=lambda client_id: examples,
@@ -56,9 +56,18 @@ class Task(training.Task):
       ... )
       >>> task.client_ids, task.headline
       (('ann', 'bo'), 'accuracy')
+      >>> rng = np.random.default_rng(0)
+      >>> x, y = rng.normal(size=(60, 3)).astype(np.float32), rng.integers(0, 2, 60)
+      >>> task = Task.from_arrays(
+      ...     name="table", x=x, y=y, client_ids=np.arange(60) % 12, batch_size=5,
+      ...     validation=(x, y), test=(x, y), model=lambda: torch.nn.Linear(3, 2),
+      ...     loss=torch.nn.functional.cross_entropy,
+      ...     metrics={"accuracy": lambda outputs, labels: outputs.argmax(1) == labels},
+      ... )
+      >>> len(task.client_ids), len(task.examples_of("7")[0])
+      (12, 5)
     """
 
-    learner: Learner = dataclasses.field(init=False, repr=False, compare=False)
     build_model: Callable[[int], torch.nn.Module]
     loss: TensorFunction
     metrics: Mapping[str, TensorFunction] = dataclasses.field(default_factory=dict)
@@ -74,60 +83,10 @@ class Task(training.Task):
         fields.set_fields(self, {"learner": learner})
         super().__post_init__()
 
-    def starting_from(self, weights: Sequence[np.ndarray]) -> Self:
-        """Returns a task whose models start from the given weights, whatever the seed of a run is.
-
-        Args:
-          weights: all tensors of a state_dict as arrays, each shared one once.
-        """
-        learner = self.learner.starting_from(weights)
-        assert isinstance(learner, TorchLearner)
-        task = dataclasses.replace(self, build_model=learner.build_model)
-        return task._with_given_weights()
-
-    @classmethod
-    def from_arrays(  # type: ignore[override]
-        cls,
-        *,
-        x: Any,
-        y: Any,
-        client_ids: Any,
-        validation: Examples,
-        test: Examples,
-        model: Callable[[], torch.nn.Module],
-        sample_weight: Any = None,
-        **attributes: Any,
-    ) -> Self:
-        """Returns a task whose examples are arrays in memory, with the client id of each example.
-
-        Args:
-          x, y, client_ids, validation, test, sample_weight: as in `training.Task.from_arrays`.
-          model: () -> a module, as `build_model` returns it. The run's seed determines its weights,
-            by the default generators of PyTorch, numpy and Python.
-          attributes: `name`, `loss`, `metrics`, `batch_size` and any other attribute of `Task`.
-
-        Raises:
-          TypeError, ValueError: as `training.Task.from_arrays` does.
-
-        >>> rng = np.random.default_rng(0)
-        >>> x, y = rng.normal(size=(60, 3)).astype(np.float32), rng.integers(0, 2, 60)
-        >>> task = Task.from_arrays(
-        ...     name="table", x=x, y=y, client_ids=np.arange(60) % 12, batch_size=5,
-        ...     validation=(x, y), test=(x, y), model=lambda: torch.nn.Linear(3, 2),
-        ...     loss=torch.nn.functional.cross_entropy,
-        ...     metrics={"accuracy": lambda outputs, labels: outputs.argmax(1) == labels},
-        ... )
-        >>> len(task.client_ids), len(task.examples_of("7")[0])
-        (12, 5)
-        """
-        return cls._from_arrays(
-            x=x,
-            y=y,
-            client_ids=client_ids,
-            splits={"validation": validation, "test": test},
-            sample_weight=sample_weight,
-            attributes={"build_model": seeded_module(model), **attributes},
-        )
+    @staticmethod
+    def _seeded(model: Callable[[], torch.nn.Module]) -> Callable[[int], torch.nn.Module]:
+        """Returns a function of a seed, as `build_model` is, from a function without arguments."""
+        return seeded_module(model)
 
 
 def _check_functions(task: Task) -> None:

@@ -9,9 +9,41 @@ import numpy as np
 
 from fedmf import checks
 from fedmf.runs.config import TrainConfig
-from fedmf.training.examples import Examples
-from fedmf.training.learner import Evaluation, Machine
+from fedmf.training.examples import Examples, count, take
+from fedmf.training.learner import Evaluate, Evaluation, Machine, TaskData
 from fedmf.training.task import Task
+
+
+def check_evaluation(
+    evaluate: Evaluate, weights: Sequence[np.ndarray], task: TaskData, config: TrainConfig
+) -> None:
+    """Evaluates a batch of the validation split, its last example, and the batch again.
+
+    Args:
+      evaluate: the function of the task's learner.
+      weights: weights of the model.
+      task, config: the task and the config of the run.
+
+    Raises:
+      ValueError: the batch has other metrics the second time, or the run has private metrics and
+        the headline metric is not between 0 and 1.
+    """
+    examples = task.split("validation")
+    batch = take(examples, np.arange(min(task.batch_size, count(examples))))
+    metric_values = evaluate(weights, batch).values
+    evaluate(weights, take(examples, np.array([count(examples) - 1])))
+    repeated_values = evaluate(weights, batch).values
+    if not np.array_equal([*metric_values.values()], [*repeated_values.values()], equal_nan=True):
+        raise ValueError(
+            f"evaluation of task {task.name!r} returns different metrics for the same examples: "
+            "evaluate by pure functions"
+        )
+    if config.private_metrics and not 0 <= metric_values[task.headline] <= 1:
+        raise ValueError(
+            f"private_metrics={config.private_metrics} need a headline metric between 0 and 1, "
+            f"and {task.headline} of task {task.name!r} is {metric_values[task.headline]:g}: "
+            "put a metric first that is, such as an accuracy"
+        )
 
 
 class Evaluator:

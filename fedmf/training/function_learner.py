@@ -12,6 +12,7 @@ from fedmf import checks
 from fedmf.runs.config import TrainConfig
 from fedmf.runs.executions import execution_kind
 from fedmf.training.client_work import ClientWork
+from fedmf.training.evaluation import check_evaluation
 from fedmf.training.examples import (
     ClientData,
     Examples,
@@ -155,23 +156,7 @@ class FunctionLearner(Learner):
                 "client: make it a pure function, and draw random numbers with "
                 "`settings.client_seed`"
             )
-        validation_batch = take(validation_examples, first_rows)
-        evaluate = self.evaluator(settings, Machine())
-        metric_values = evaluate(weights, validation_batch).values
-        repeated_values = evaluate(weights, validation_batch).values
-        if not np.array_equal(
-            [*metric_values.values()], [*repeated_values.values()], equal_nan=True
-        ):
-            raise ValueError(
-                f"evaluate of task {task.name!r} returns different metrics for the same examples: "
-                "make it a pure function"
-            )
-        if config.private_metrics and not 0 <= metric_values[task.headline] <= 1:
-            raise ValueError(
-                f"private_metrics={config.private_metrics} need a headline metric between 0 and 1, "
-                f"and {task.headline} of task {task.name!r} is {metric_values[task.headline]:g}: "
-                "return one first, such as an accuracy"
-            )
+        check_evaluation(self.evaluator(settings, Machine()), weights, task, config)
 
     def fingerprint(self, seed: int) -> dict[str, str]:
         """Returns the names of the three functions and a digest of the initial weights. A name

@@ -243,20 +243,20 @@ class Task:
         """
         hint = "give the arrays of a model as a list"
         weight_copies = [np.array(array) for array in checks.entries("weights", weights, hint=hint)]
-        task = dataclasses.replace(self, learner=self.learner.starting_from(weight_copies))
-        return task._with_given_weights()
+        task = self._with_learner(self.learner.starting_from(weight_copies))
+        task.__dict__["_has_given_weights"] = True
+        return task
+
+    def _with_learner(self, learner: Learner) -> Self:
+        """Returns this task with another learner."""
+        return dataclasses.replace(self, learner=learner)
 
     @property
     def has_given_weights(self) -> bool:
-        """True if `starting_from` made this task, with given initial weights."""
-        return bool(self.__dict__.get("_has_given_weights", False))
-
-    def _with_given_weights(self) -> Self:
-        """Records that this new task was given its initial weights, which privacy statements
-        mention.
+        """True if `starting_from` made this task, with given initial weights, which privacy
+        statements mention.
         """
-        self.__dict__["_has_given_weights"] = True
-        return self
+        return bool(self.__dict__.get("_has_given_weights", False))
 
     @functools.cached_property
     def _id_set(self) -> frozenset[Any]:

@@ -9,10 +9,10 @@ from fedmf.training.examples import ClientData, has_one_example
 
 
 class OneStepClients(ClientWork):
-    """Client work that passes each client on, by whether the client takes a single step.
+    """Client work that trains clients of a single step in one way, and all others in another way.
 
-    That depends only on the client's own data. Clients whose examples are not finite do not train,
-    and are counted with those of a single step.
+    The choice for a client depends only on its own data. Clients whose examples are not finite do
+    not train, and are counted with those of a single step.
 
     Args:
       one_step: client work of clients with one example.
