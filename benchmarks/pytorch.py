@@ -1,4 +1,4 @@
-"""What a round of training costs with PyTorch models, on processors or a GPU.
+"""Cost of a round of training with PyTorch models, on processors or a GPU.
 
     python -m benchmarks.pytorch                          all four models on the processors
     python -m benchmarks.pytorch --device cuda            the same on a GPU
@@ -65,7 +65,7 @@ class TimedWork(ClientWork):
 
 
 class Measure(pytorch.Callback):
-    """Measures the seconds of each round, and passes them on."""
+    """Callback that measures the seconds of each round, and passes them on."""
 
     def __init__(self, seconds: Seconds, on_seconds: Callable[[Seconds], None]) -> None:
         self._seconds = seconds

@@ -68,7 +68,7 @@ def _next_word_examples(model: str, name: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _random_examples(model: str, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Returns images or features of a client, with labels that say nothing."""
+    """Returns images or features of a client, with random labels."""
     count, _ = _SIZES[model]
     rng = np.random.default_rng(sum(name.encode()))
     shape, classes = ((30,), 2) if model == "logistic" else ((1, 28, 28), 10)

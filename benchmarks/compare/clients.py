@@ -82,7 +82,7 @@ def in_turns(run: Callable[[Callable[[], None]], Any], clients: int) -> Work:
 
 
 def torch_rounds(model: str, clients: int, part: str, threads: int | None = None) -> Work:
-    """fedmf's rounds of a PyTorch model.
+    """Returns the work of fedmf's rounds with a PyTorch model.
 
     Args:
       model: of `benchmarks.torch_tasks`.
@@ -114,13 +114,13 @@ def torch_rounds(model: str, clients: int, part: str, threads: int | None = None
 
 
 def pfl_model(model: str) -> Any:
-    """A network of `benchmarks.torch_networks`, with what pfl asks of one."""
+    """Returns a network of `benchmarks.torch_networks`, with the methods that pfl needs."""
     import torch
 
     from benchmarks.torch_networks import NETWORKS
 
     class Trained(torch.nn.Module):
-        """What pfl asks of a network."""
+        """A network with the methods that pfl needs."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -258,6 +258,9 @@ _TOY = {"clients": 2}
 _simulated = functools.partial(Side, function="clients:simulated", environment="fedmf", small=_TOY)
 _torch = functools.partial(Side, function="clients:torch_rounds", environment="torch", small=_TOY)
 _pfl = functools.partial(Side, function="clients:pfl_rounds", small=_TOY, distribution="pfl")
+_client_case = functools.partial(
+    Case, value=RATE, cost="CPU ms", passes=5, unsaid=2, fresh=False, digits=1
+)
 
 
 def _fedmf(model: str) -> Side:
@@ -266,55 +269,48 @@ def _fedmf(model: str) -> Side:
     return _simulated(label="fedmf", arguments={"kind": kind, "model": model, "clients": CLIENTS})
 
 
+def _pfl_sides(model: str) -> tuple[Side, Side]:
+    arguments = {"model": model, "clients": CLIENTS}
+    return (
+        _pfl(label="pfl", arguments=arguments),
+        _pfl(label="pfl, one thread", arguments=arguments | {"threads": 1}),
+    )
+
+
 def _case(work: str, model: str) -> Case:
     arguments = {"model": model, "clients": CLIENTS}
-    return Case(
+    return _client_case(
         work=f"a client, {work}",
-        value=RATE,
         sides=(
             _fedmf(model),
-            _pfl(label="pfl", arguments=arguments),
-            _pfl(label="pfl, one thread", arguments=arguments | {"threads": 1}),
+            *_pfl_sides(model),
             _simulated(
                 label="TFF as it comes",
                 arguments={"kind": "stock", **arguments},
                 distribution="tensorflow-federated",
             ),
         ),
-        cost="CPU ms",
-        passes=5,
-        unsaid=2,
-        fresh=False,
         lower=False,
-        digits=1,
     )
 
 
 def _torch_case(work: str, model: str) -> Case:
-    """The client work of PyTorch models, and whole rounds beside it; pfl commits nothing."""
+    """Returns a case of client work and whole rounds with a PyTorch model; pfl commits nothing."""
     arguments = {"model": model, "clients": CLIENTS}
-    return Case(
+    return _client_case(
         work=f"a client in PyTorch, {work}",
-        value=RATE,
         sides=(
             _torch(label="fedmf", arguments=arguments | {"part": "clients"}),
             _torch(label="fedmf, whole rounds", arguments=arguments | {"part": "round"}),
-            _pfl(label="pfl", arguments=arguments),
-            _pfl(label="pfl, one thread", arguments=arguments | {"threads": 1}),
+            *_pfl_sides(model),
         ),
-        cost="CPU ms",
-        passes=5,
-        unsaid=2,
-        fresh=False,
         lower=False,
-        digits=1,
     )
 
 
 def _flower(work: str, model: str, size: int) -> Case:
-    return Case(
+    return _client_case(
         work=f"Flower's overhead beside a whole client of fedmf's, {work}",
-        value=RATE,
         sides=(
             _fedmf(model),
             Side(
@@ -326,12 +322,7 @@ def _flower(work: str, model: str, size: int) -> Case:
                 distribution="flwr",
             ),
         ),
-        cost="CPU ms",
-        passes=5,
-        unsaid=2,
-        fresh=False,
         lower=None,
-        digits=1,
     )
 
 
