@@ -3,7 +3,7 @@
 python examples/own_pytorch_model.py
 
 The transformer is trained on public sentences of one made-up language; the clients write another.
-The noise of a few thousand adapter weights disturbs it less than noise of all its weights does.
+The noise of 1,408 adapter weights disturbs it less than noise of all its weights does.
 """
 
 import copy

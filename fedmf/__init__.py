@@ -6,7 +6,8 @@ A training run takes three steps:
     (Mechanism, Participation, eps, delta)   -- calibrate -->  Plan
     (Plan, Task)                             -- run -->        Run
 
-Importing this package does not import TensorFlow; `from fedmf import federated` does.
+Importing this package imports neither TensorFlow nor PyTorch. `from fedmf import federated` imports
+TensorFlow, and `from fedmf import pytorch` imports PyTorch.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -137,7 +137,7 @@ class NoiseStream(fields.Checked):
 
     @property
     def _has_node_draws(self) -> bool:
-        """Whether the sources are the nodes of a tree, and not one draw a round."""
+        """True if the sources are the nodes of a tree, and not one draw a round."""
         return self.tree is not None and self.sources != self.rounds
 
     def causal(self) -> "NoiseStream":

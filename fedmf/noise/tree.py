@@ -85,7 +85,7 @@ class TreeNoise(fields.Checked):
 
     @property
     def has_cut_nodes(self) -> bool:
-        """Whether nodes that reach beyond the last round of a tree are nodes of it."""
+        """True if nodes that reach beyond the last round of a tree are nodes of it."""
         m = self.rounds_per_tree
         return self.completion != "none" and m & (m - 1) > 0
 

@@ -54,7 +54,7 @@ def _function_text(function: object) -> str:
 
 
 def _shown_text(module: torch.nn.Module) -> str:
-    """Returns the class of a module, with what it shows of itself."""
+    """Returns the class of a module, with its settings as `extra_repr` prints them."""
     return f"{_class_name(module)}({without_addresses(module.extra_repr())})"
 
 

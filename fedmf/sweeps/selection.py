@@ -56,7 +56,7 @@ _NUM_FIRST_ROUNDS = 2
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Forecast:
-    """What is known of a private selection before its draw.
+    """Guarantee and estimated cost of a private selection before its draw.
 
     Attributes:
       plan: plan of each trial, whose epsilon is that of the selection.
@@ -124,7 +124,7 @@ def _delete_trials(folder: pathlib.Path) -> None:
 def selection_forecast(
     out: pathlib.Path, space: SelectionSpace, options: driver.SweepOptions | None
 ) -> Forecast:
-    """Returns what is known of a private selection before its draw.
+    """Returns the guarantee and the estimated cost of a private selection before its draw.
 
     The first rounds of a run are trained and thrown away, to measure their time and to see whether
     trials can begin.

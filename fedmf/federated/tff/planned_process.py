@@ -61,7 +61,7 @@ PROCESS = FolderKind(
 
 
 class _Progress(NamedTuple):
-    """How far a process has come.
+    """State of a process between two rounds.
 
     Attributes:
       state: TFF's state after the newest committed round.
@@ -108,7 +108,7 @@ class PlannedProcess(ExclusiveCalls):
       TypeError: an argument has another type.
       ValueError: the guarantee does not cover the process; process, aggregator and controller are
         not of one plan; or the folder is in use, is damaged, has other files, or was begun with
-        another plan, controller, noise seed or process.
+        another plan, controller or noise seed, or by a process with other arrays in its state.
       OSError: the folder cannot be written.
 
     Warns:
