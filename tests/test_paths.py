@@ -170,7 +170,7 @@ def test_commands_take_a_tilde_in_every_path(home):
 
 # Modules that make a Path from an internal text, or from an expanded one.
 INSIDE = {
-    "fedmf.files": 2,
+    "fedmf.files": 3,
     "fedmf.memory": 3,
     "fedmf.tables": 1,
     "fedmf.audits.guarantee": 1,
@@ -178,8 +178,6 @@ INSIDE = {
     "fedmf.cli.paper": 2,
     "fedmf.federated.tff.noise_source": 1,
     "fedmf.federated.keras_file": 1,  # in a temporary folder of its own
-    "fedmf.federated.learner": 1,
-    "fedmf.pytorch.learner": 1,  # in a temporary folder of its own
     "fedmf.trackers.base": 1,  # in a temporary folder of its own
     "fedmf.trackers.wandb": 1,  # the folder of the tracked run
     "fedmf.federated.tff.worker": 1,
