@@ -1,7 +1,8 @@
 """Cost of a round of training with PyTorch models, on processors or a GPU.
 
     python -m benchmarks.pytorch                          all four models on the processors
-    python -m benchmarks.pytorch --device cuda            the same on a GPU
+    python -m benchmarks.pytorch --device cuda            the same on a GPU, where nothing has been
+                                                          measured yet
     python -m benchmarks.pytorch --lstm pytorch           with the LSTM layer of PyTorch (cuDNN on a
                                                           GPU), whose clients are not stacked
     python -m benchmarks.pytorch --small                  a check of this program
@@ -194,6 +195,11 @@ def main(
     as_json: bool,
 ) -> None:  # fmt: skip
     """Print the cost of a round of each model."""
+    if device == "cuda" and not torch.cuda.is_available():
+        raise click.UsageError(
+            "--device cuda needs a GPU and a build of PyTorch for it, and torch.cuda finds none "
+            "here: use --device cpu"
+        )
     if small:
         models, clients, passes = ("lstm",), 2, 1
     costs: dict[str, Any] = {}

@@ -3,12 +3,15 @@
 import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import torch
 
 from fedmf.server.messages import ClippedSum
 from fedmf.training.client_work import Broadcast, ClientWork
 from fedmf.training.examples import ClientData
+
+T = TypeVar("T")
 
 
 @contextlib.contextmanager
@@ -20,23 +23,58 @@ def process_settings(device: torch.device) -> Iterator[None]:
     Kernels round by the number of threads, and one client a thread is faster.
     """
     num_threads = torch.get_num_threads()
-    precision = torch.get_float32_matmul_precision()
-    allows_tf32 = torch.backends.cudnn.allow_tf32
     has_onednn = torch.backends.mkldnn.enabled
     torch.set_num_threads(1)
-    torch.set_float32_matmul_precision("highest")
-    torch.backends.cudnn.allow_tf32 = False
     torch.backends.mkldnn.enabled = torch.backends.mkldnn.is_available()
     try:
         with contextlib.ExitStack() as settings_stack:
+            settings_stack.enter_context(_full_precision())
             if device.type != "cpu":
                 settings_stack.enter_context(_deterministic_operations())
             yield
     finally:
         torch.backends.mkldnn.enabled = has_onednn
-        torch.backends.cudnn.allow_tf32 = allows_tf32
-        torch.set_float32_matmul_precision(precision)
         torch.set_num_threads(num_threads)
+
+
+@contextlib.contextmanager
+def _full_precision() -> Iterator[None]:
+    """Computes products of float32 in float32 inside the block.
+
+    PyTorch has two sets of these settings. Its older functions raise an error if the newer ones,
+    `fp32_precision` of PyTorch 2.9, allow TF32 and the older ones do not.
+    """
+    matmul_precision = _older_setting(torch.get_float32_matmul_precision, "highest")
+    allows_tf32 = _older_setting(lambda: torch.backends.cudnn.allow_tf32, False)
+    holders: list[Any] = [
+        getattr(library, operation, None)
+        for library in (torch.backends.cuda, torch.backends.cudnn, torch.backends.mkldnn)
+        for operation in ("matmul", "conv", "rnn")
+    ]
+    precisions = [
+        (holder, holder.fp32_precision) for holder in holders if hasattr(holder, "fp32_precision")
+    ]
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cudnn.allow_tf32 = False
+    for holder, _ in precisions:
+        holder.fp32_precision = "ieee"
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.allow_tf32 = allows_tf32
+        torch.set_float32_matmul_precision(matmul_precision)
+        for holder, precision in precisions:
+            holder.fp32_precision = precision
+
+
+def _older_setting(read: Callable[[], T], default: T) -> T:
+    """Returns what an older function reads, or the default if it raises an error because the caller
+    has used the newer settings.
+    """
+    try:
+        return read()
+    except RuntimeError:
+        return default
 
 
 @contextlib.contextmanager
@@ -49,10 +87,14 @@ def _deterministic_operations() -> Iterator[None]:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     was_enabled = torch.are_deterministic_algorithms_enabled()
     was_warning = torch.is_deterministic_algorithms_warn_only_enabled()
+    has_benchmark = torch.backends.cudnn.benchmark
     torch.use_deterministic_algorithms(True, warn_only=True)
+    # The fastest of several deterministic operations would be another one in another run.
+    torch.backends.cudnn.benchmark = False
     try:
         yield
     finally:
+        torch.backends.cudnn.benchmark = has_benchmark
         torch.use_deterministic_algorithms(was_enabled, warn_only=was_warning)
 
 

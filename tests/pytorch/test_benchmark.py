@@ -2,6 +2,10 @@
 
 import json
 
+import click
+import pytest
+import torch
+
 from benchmarks import pytorch
 
 
@@ -12,3 +16,9 @@ def test_all_parts_of_a_round_are_measured(capfd):
     assert min(row.values()) > 0
     assert row["clients"] + row["noise"] + row["commit"] < row["round"]
     assert "client" in measured["kind"]
+
+
+def test_a_machine_without_a_gpu_is_told_in_one_sentence(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(click.UsageError, match="--device cuda needs a GPU"):
+        pytorch.main.main(["--device", "cuda"], standalone_mode=False)
