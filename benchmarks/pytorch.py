@@ -50,6 +50,7 @@ class TimedWork(ClientWork):
     def __init__(self, work: ClientWork, seconds: Seconds) -> None:
         self._work = work
         self._seconds = seconds
+        self.has_one_group = work.has_one_group
 
     def explain(self) -> str:
         """Returns the sentence of the client work that trains."""

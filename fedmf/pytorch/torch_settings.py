@@ -136,6 +136,7 @@ class TorchWork(ClientWork):
         self._work = work
         self._device = device
         self._settings_of_round = settings_of_round
+        self.has_one_group = work.has_one_group
 
     def explain(self) -> str:
         """Returns the sentence of the client work that trains."""

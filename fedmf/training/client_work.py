@@ -29,7 +29,13 @@ class Broadcast(NamedTuple):
 class ClientWork(abc.ABC):
     """Interface of code that trains a round's clients. It is deterministic: the same broadcast and
     groups give bitwise identical sums.
+
+    Attributes:
+      has_one_group: whether the clients of a round are one group, as on a GPU, where a sum is moved
+        to the processor and checked once a round.
     """
+
+    has_one_group: bool = False
 
     @abc.abstractmethod
     def explain(self) -> str:

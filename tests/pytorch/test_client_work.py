@@ -22,14 +22,6 @@ PARAMS = ClientParams(clip_norm=0.05, zeroing_norm=100.0, scales=())
 MODEL_NAMES = list(small_models.MODELS)
 
 
-@pytest.fixture(params=["stacked", "one a thread"])
-def kind(request, monkeypatch):
-    """Sets each kind of client work."""
-    if request.param == "one a thread":
-        monkeypatch.setattr(client_setup, "SMALL_MODEL", 0)
-    return request.param
-
-
 def work_of(task, settings, threads=1):
     """Returns the client work of a task and the broadcast of its initial weights."""
     work = task.learner.client_work(task.client_settings(settings), Machine(threads=threads))

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import torch
 
+from fedmf.pytorch.client_training.on_device import ClientsOnDevice
 from fedmf.pytorch.client_training.one_client import ModuleClient
 from fedmf.pytorch.client_training.stacked import ClientStack, stacked_operations
 from fedmf.pytorch.module_functions import ModuleFunctions
@@ -56,15 +57,13 @@ def choose_client_work(
     device = torch.device(machine.device or "cpu")
     parameters = trained_parameters(functions.build(settings.seed)).values()
     num_parameters = sum(parameter.numel() for parameter in parameters)
-    num_threads = cores() if machine.threads is None else machine.threads
-    if device.type != "cpu":
-        # Clients share a GPU, which computes one call after the other.
-        num_threads = 1
-    make_work = functools.partial(
-        ClientsInThreads,
-        shapes=[tuple(parameter.shape) for parameter in parameters],
-        threads=num_threads,
-    )
+    shapes = [tuple(parameter.shape) for parameter in parameters]
+    make_work: Callable[..., ClientWork]
+    if device.type == "cpu":
+        num_threads = cores() if machine.threads is None else machine.threads
+        make_work = functools.partial(ClientsInThreads, shapes=shapes, threads=num_threads)
+    else:
+        make_work = functools.partial(ClientsOnDevice, shapes=shapes, device=device)
     make_single_clients = functools.partial(
         make_work, functools.partial(ModuleClient, functions, settings, device)
     )

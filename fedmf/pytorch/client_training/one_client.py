@@ -154,7 +154,7 @@ class ModuleClient:
             scales = [torch.tensor(scale, device=self._device) for scale in sent.params.scales]
             clipped = clip_stacked([leaf[None] for leaf in update], sent.params, scales)
         return ClientResult(
-            values=[leaf[0].cpu().numpy() for leaf in clipped.leaves],
+            values=[leaf[0] for leaf in clipped.leaves],
             clipped=int(clipped.is_clipped),
             zeroed=int(clipped.is_zeroed),
             loss_sum=loss_sum,

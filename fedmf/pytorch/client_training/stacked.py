@@ -204,7 +204,7 @@ class ClientStack:
             clipped = clip_stacked(updates, sent.params, scales)
         num_clients = len(clients)
         return ClientResult(
-            values=[leaf[:num_clients].double().sum(0).cpu().numpy() for leaf in clipped.leaves],
+            values=[leaf[:num_clients].double().sum(0) for leaf in clipped.leaves],
             clipped=int(clipped.is_clipped[:num_clients].sum()),
             zeroed=int(clipped.is_zeroed[:num_clients].sum()),
             loss_sum=float(losses[:num_clients].sum()),

@@ -117,7 +117,10 @@ class FastExecution(Execution):
         client_params = self._means.client_params(means_state)
         scales = in_shapes(client_params.scales, self._shapes) if len(client_params.scales) else ()
         broadcast = Broadcast(state.weights, client_params._replace(scales=scales))
-        client_groups = list(in_groups(cohort, self._group_size))
+        num_group_clients = self._group_size
+        if self._client_work.has_one_group:
+            num_group_clients = max(1, len(cohort))
+        client_groups = list(in_groups(cohort, num_group_clients))
         group_sums = check_group_sums(
             sums_of_copies(self._client_work, broadcast, client_groups),
             [len(group) for group in client_groups],
