@@ -48,11 +48,10 @@ test-core: $(CORES:%=.venv-core/%/.installed)
 	  .venv-core/$$core/bin/python -m pytest -q -m "cluster and not tensorflow" tests/training || exit; \
 	done
 
-# Flower, beside which TensorFlow 2.14 would not install, in an environment of its own; nothing asks another machine.
-test-flower: .venv-flower/.installed
-	OPENBLAS_NUM_THREADS=1 .venv-flower/bin/python -m pytest -q --doctest-ignore-import-errors tests/flower
+# PyTorch, and Flower, beside which TensorFlow 2.14 would not install, in one environment; nothing asks another machine.
+test-flower: .venv-torch/.installed
+	OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 .venv-torch/bin/python -m pytest -q --doctest-ignore-import-errors tests/flower
 
-# PyTorch without TensorFlow, in an environment of its own.
 test-torch: .venv-torch/.installed
 	OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 .venv-torch/bin/python -m pytest -q -m "not slow" tests/pytorch
 
@@ -92,9 +91,9 @@ bench-cluster: setup
 	  .venv/bin/python -m benchmarks.simulation --model full --kind compiled --kind cluster --threads $$workers --clients 10 --clients 100 --clients 1000 || exit; \
 	done
 
-# Other libraries in an environment of their own, beside fedmf in one sitting; not part of CI. Flower has its environment already.
+# Other libraries in an environment of their own, beside fedmf in one sitting; not part of CI. Flower and PyTorch have theirs already.
 # opake does not start on early releases of Python 3.11 and 3.12, and runs from the same environment on 3.13.
-compare: setup .venv-compare/.installed .venv-flower/.installed .venv-torch/.installed
+compare: setup .venv-compare/.installed .venv-torch/.installed
 	.venv/bin/python -m benchmarks.compare $(if $(MODERN),--newer $(MODERN)) --write docs/costs.md
 
 lint: setup .venv-lint/.installed
@@ -154,15 +153,6 @@ endef
 	$(PIP) .venv-docs/bin/python $(INSTALL) -r requirements-docs.lock
 	@touch $@
 
-.venv-flower/.installed: requirements-flower.lock pyproject.toml
-	$(call check_python)
-	@echo "fedmf: creating .venv-flower (about 0.9 GB; once)"
-	rm -rf .venv-flower
-	$(PYTHON) -m venv --without-pip .venv-flower
-	$(PIP) .venv-flower/bin/python $(INSTALL) -r requirements-flower.lock
-	$(PIP) .venv-flower/bin/python install --quiet --no-deps --no-build-isolation --editable .
-	@touch $@
-
 .venv-compare/.installed: requirements-compare.lock
 	$(call check_python)
 	@echo "fedmf: creating .venv-compare (about 1.5 GB; once)"
@@ -177,7 +167,7 @@ endef
 # A build of PyTorch without GPUs, for CI; its build for GPUs takes 4 GB.
 .venv-torch/.installed: requirements-torch.lock pyproject.toml
 	$(call check_python)
-	@echo "fedmf: creating .venv-torch (about 1 GB; once)"
+	@echo "fedmf: creating .venv-torch (about 1.5 GB; once)"
 	rm -rf .venv-torch
 	$(PYTHON) -m venv --without-pip .venv-torch
 	$(PIP) .venv-torch/bin/python $(INSTALL) -r requirements-torch.lock
@@ -203,11 +193,9 @@ lock:
 	  --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate --quiet -o requirements.lock
 	.venv-lock/bin/uv pip compile pyproject.toml --extra ray --extra mlflow --extra wandb --extra dev --universal \
 	  --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate --quiet -o requirements-core.lock
-	.venv-lock/bin/uv pip compile pyproject.toml --extra flower --extra dev \
-	  --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate --quiet -o requirements-flower.lock
 	printf '%s\n' $(GPU) > .venv-lock/exclude.txt
 	printf '%s\n' $(TORCH) > .venv-lock/torch.txt
-	.venv-lock/bin/uv pip compile pyproject.toml --extra torch --extra dev --constraint .venv-lock/torch.txt --excludes .venv-lock/exclude.txt \
+	.venv-lock/bin/uv pip compile pyproject.toml --extra flower --extra torch --extra dev --constraint .venv-lock/torch.txt --excludes .venv-lock/exclude.txt \
 	  --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate --quiet -o requirements-torch.lock
 	sed -i '/^torch==/,/[^\]$$/d' requirements-torch.lock
 	.venv-lock/bin/uv pip compile pyproject.toml --extra train --extra dev --universal \
@@ -224,4 +212,4 @@ lock:
 	sed -i '/^torch==/,/[^\]$$/d' requirements-compare.lock
 
 clean:
-	rm -rf .venv .venv-lint .venv-core .venv-modern .venv-flower .venv-torch .venv-compare .venv-docs .venv-lock build *.egg-info
+	rm -rf .venv .venv-lint .venv-core .venv-modern .venv-torch .venv-compare .venv-docs .venv-lock build *.egg-info

@@ -28,7 +28,7 @@ CASES = (*accounting.CASES, *fits.CASES, *noise.CASES, *clients.CASES)
     type=click.Path(file_okay=False, path_type=pathlib.Path),
     default=ROOT,
     show_default="this repository",
-    help="Folder with .venv-compare, .venv-flower and .venv-torch.",
+    help="Folder with .venv-compare and .venv-torch.",
 )
 @click.option("--newer", default="", help="A Python 3.13, for opake.")
 @click.option(

@@ -82,7 +82,7 @@ class Sitting:
     """How sides are run.
 
     Attributes:
-      root: folder with the environments `.venv-compare`, `.venv-flower` and `.venv-torch`.
+      root: folder with the environments `.venv-compare` and `.venv-torch`.
       newer: a Python 3.13 that runs the abi3 wheels of `.venv-compare`; "" runs them there.
       seconds: the longest that one answer may take.
       small: toy sizes.
@@ -99,8 +99,7 @@ class Sitting:
         Raises:
           FileNotFoundError: the side's environment is not there.
         """
-        folders = {"flower": ".venv-flower", "torch": ".venv-torch"}
-        folder = folders.get(side.environment, ".venv-compare")
+        folder = ".venv-torch" if side.environment in ("flower", "torch") else ".venv-compare"
         python, added = str(self.root / folder / "bin" / "python"), {}
         if side.environment == "fedmf":
             python = sys.executable

@@ -28,6 +28,7 @@ SHOWN = {
     "own_pytorch_model": ("adapters: test accuracy", None),
     "clients_for_epsilon": ("At epsilon 2", None),
     "choose_bands": ("epsilon 8", "choose_bands.png"),
+    "flower_pytorch": ("test accuracy", "flower_pytorch/participation.jsonl"),
     "flower_accuracy": ("3.8 times less again", "flower_accuracy.png"),
     "audit_own_log": ("observed: 15 rounds apart", "audit_statement.md"),
     "check_statement": ("Sensitivity and epsilon are confirmed", "statement.json"),
@@ -37,6 +38,7 @@ APART = {
     "flower_accuracy",
     "check_statement",
     "numpy_logistic",
+    "flower_pytorch",  # tests/flower/test_torch_models.py runs it.
     "own_pytorch_model",  # tests/pytorch/test_page.py runs it.
 }
 MAX_LINES = 80
@@ -80,7 +82,7 @@ def assert_shown(name, folder, status, printed):
 def test_every_program_is_listed_and_short():
     programs = {path.stem: path.read_text() for path in EXAMPLES.glob("*.py")}
     rows = re.findall(
-        r"^\| \[(\w+)\.py\]\(\1\.py\).*?\| (yes|no)(?:, but PyTorch)? \|",
+        r"^\| \[(\w+)\.py\]\(\1\.py\).*?\| (yes|no)(?:, but PyTorch(?: and Flower)?)? \|",
         (EXAMPLES / "README.md").read_text(),
         re.M,
     )
@@ -95,7 +97,7 @@ def test_every_program_is_listed_and_short():
 @pytest.mark.tensorflow
 @pytest.mark.slow
 @pytest.mark.usefixtures("clients_in_turn")
-# Five programs have their own tests.
+# The programs of APART have their own tests.
 @pytest.mark.parametrize(
     "name",
     sorted({*SHOWN} - APART),

@@ -145,12 +145,3 @@ def test_page_runs_in_real_processes_on_loopback(tmp_path, running_programs, mon
 def test_page_has_no_other_snippets():
     assert [len(pages.snippets(language)) for language in ("python", "toml", "sh")] == [4, 2, 1]
     assert len(re.findall("^```", pages.PAGE, re.M)) == 2 * 7
-
-
-def test_app_with_a_torch_model_trains(capsys):
-    pytest.importorskip("torch", reason="the page's PyTorch model needs torch")
-    grid = on_made_up_grid(pages.torch_app(), 20)
-    assert len(grid.asked) == 8
-    printed_text = capsys.readouterr().out
-    assert "# Privacy statement" in printed_text
-    assert "0.weight" in printed_text

@@ -44,7 +44,7 @@ class WorkersLost(ConnectionError):
 
 
 # Frameworks that fedmf's own client work uses. Their versions must agree on all machines.
-_FRAMEWORKS = ("tensorflow",)
+_FRAMEWORKS = ("tensorflow", "torch")
 
 
 def required_versions(frameworks: Sequence[str] = _FRAMEWORKS) -> dict[str, str]:
