@@ -9,6 +9,7 @@ clients affect only their own guarantee.
 
 import dataclasses
 import functools
+import math
 import reprlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -20,9 +21,10 @@ from fedmf.mechanisms.budget import spending_histogram
 from fedmf.mechanisms.client_sensitivity import ClientSensitivity, LargestSensitivity
 from fedmf.mechanisms.sensitivity import Sensitivity
 from fedmf.participation.clients import ClientRounds
-from fedmf.privacy.describe import guarantee_values
+from fedmf.privacy.describe import group_values, guarantee_values, noise_end
 from fedmf.privacy.plan import Plan, unamplified_epsilon
 from fedmf.privacy.rounding import finite_or_none
+from fedmf.privacy.source_tail import HOST_END, is_revealed
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -34,10 +36,12 @@ class Achieved:
     Attributes:
       planned: the plan.
       sensitivity: of the run to its clients, for clip norm 1: exact, or an upper bound.
+      complies: whether the plan allows the rounds of each of these clients.
     """
 
     planned: Plan
     sensitivity: Sensitivity
+    complies: bool = False
 
     @functools.cached_property
     def plan(self) -> Plan:
@@ -61,7 +65,11 @@ class Achieved:
 
     @property
     def epsilon(self) -> float:
-        """Epsilon at the plan's delta, valid even if an attacker knows the cohorts."""
+        """Epsilon at the plan's delta, valid even if an attacker knows the cohorts. It is infinite
+        where the bounded size of normal draws reveals clients that broke the plan.
+        """
+        if not self.complies and self._is_revealed():
+            return math.inf
         return unamplified_epsilon(self.plan)
 
     @property
@@ -76,10 +84,34 @@ class Achieved:
         null.
         """
         return guarantee_values(self.plan) | {
+            "epsilon": finite_or_none(self.epsilon),
+            "unamplified_epsilon": finite_or_none(self.epsilon),
             "sensitivity": self.sensitivity.value,
             "sensitivity_exact": self.sensitivity.exact,
             "sensitivity_method": self.sensitivity.method,
         }
+
+    def group_values(self, system: str) -> list[dict[str, Any]]:
+        """Returns the guarantee for users with several devices, one dict for each number of
+        devices.
+
+        Args:
+          system: the kind of system that was audited.
+        """
+        rows = group_values(self.plan, system)
+        for row in rows:
+            if self._is_revealed(row["devices"], noise_end(system)):
+                row["epsilon"] = None
+        return rows
+
+    def _is_revealed(self, devices: int = 1, end: float = HOST_END) -> bool:
+        """Returns whether the bounded size of normal draws weakens the guarantee of a user with
+        several devices.
+        """
+        observed_sensitivity = None if self.complies else self.sensitivity.value
+        return is_revealed(
+            self.planned, devices=devices, end=end, observed_sensitivity=observed_sensitivity
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,6 @@ from fedmf.privacy.attack_risk import AttackRisk
 from fedmf.privacy.describe import (
     attack_values,
     audit_log_command,
-    group_values,
     guarantee_values,
     statement_values,
 )
@@ -180,8 +179,11 @@ class Audit(fields.Checked, fields.ShortRepr):
             )
         if self.contradictions and self.achieved is not None:
             is_simulation = self.planned.simulation is not None
-            all_values["group_privacy"] = [] if is_simulation else group_values(self.achieved.plan)
-            all_values["attack"] = None if is_simulation else attack_values(self.achieved.plan)
+            all_values["group_privacy"] = []
+            all_values["attack"] = None
+            if not is_simulation:
+                all_values["group_privacy"] = self.achieved.group_values(subject.system)
+                all_values["attack"] = attack_values(self.achieved.plan, self.achieved.epsilon)
         if self.unrecorded is not None:
             all_values["unrecorded"] = self.unrecorded
         return all_values | {

@@ -222,21 +222,20 @@ def _make_audit(
     plan = tally.plan
     compliant_sensitivity = tally.compliant_sensitivity()
     noncompliant_sensitivity = tally.noncompliant_sensitivity()
-    max_spent = None
-    if plan.participation.budget is not None:
-        max_spent = tally.max_spent
+    max_spent = None if plan.participation.budget is None else tally.max_spent
     known_sensitivities = [
         value for value in (compliant_sensitivity, noncompliant_sensitivity) if value is not None
     ]
     if not known_sensitivities:
         return Audit(planned=plan, observed=stats, achieved=None, most_spent=max_spent)
     worst_sensitivity = max(known_sensitivities, key=lambda sensitivity: sensitivity.value)
+    complies = noncompliant_sensitivity is None
     noncompliant_clients = None
     # The record is not that of the run that a simulation is about, or not that of all trials of a
     # private selection.
     if plan.simulation is not None or plan.selection is not None:
         worst_sensitivity = plan.sensitivity
-        if noncompliant_sensitivity is not None:
+        if not complies:
             worst_sensitivity = sensitivity(
                 plan.mechanism, EveryRound(rounds=plan.participation.rounds)
             )
@@ -253,7 +252,7 @@ def _make_audit(
     return Audit(
         planned=plan,
         observed=stats,
-        achieved=Achieved(planned=plan, sensitivity=worst_sensitivity),
+        achieved=Achieved(planned=plan, sensitivity=worst_sensitivity, complies=complies),
         contradictions=(*participation_violations, *sampling_contradictions),
         noncompliant_clients=noncompliant_clients,
         most_spent=max_spent,
@@ -281,7 +280,7 @@ def _noncompliant_clients(
         )
     compliant_guarantee = None
     if compliant is not None:
-        compliant_guarantee = Achieved(planned=plan, sensitivity=compliant)
+        compliant_guarantee = Achieved(planned=plan, sensitivity=compliant, complies=True)
     return NoncompliantClients(
         clients=tally.num_noncompliant, first=tuple(listed_clients), others=compliant_guarantee
     )

@@ -30,7 +30,7 @@ from fedmf.privacy.plan import (
     update_noise_multiplier,
 )
 from fedmf.privacy.rounding import finite_or_none
-from fedmf.privacy.source_tail import tail_remark
+from fedmf.privacy.source_tail import GRAPH_END, HOST_END, is_revealed, tail_remark
 from fedmf.privacy.systems import Subject, system_of
 
 # Options that printed commands have even at their default, because the guarantee depends on them.
@@ -164,34 +164,58 @@ def _unamplified_risk(plan: Plan, mu: float, scale: float) -> AttackRisk:
     )
 
 
-def attack_values(plan: Plan) -> dict[str, Any]:
+def attack_values(plan: Plan, epsilon: float) -> dict[str, Any]:
     """Returns the values of a statement's section on attacks, which are the attack risk, the weaker
     bounds that follow from epsilon alone, and a plot of both.
+
+    Args:
+      plan: the plan of the run.
+      epsilon: the epsilon that the statement has at the plan's delta.
     """
     risk = attack_risk(plan)
-    risk_by_epsilon = risk_of_pair(plan.epsilon, plan.delta)
+    risk_by_epsilon = risk_of_pair(epsilon, plan.delta)
     return risk_values(plan) | {
-        "epsilon": finite_or_none(plan.epsilon),
+        "epsilon": finite_or_none(epsilon),
         "epsilon_alone": risk_by_epsilon.values(),
         "picture": trade_off_plot(risk, risk_by_epsilon),
     }
 
 
-def group_values(plan: Plan) -> list[dict[str, Any]]:
+def group_values(plan: Plan, system: str = "plan") -> list[dict[str, Any]]:
     """Returns the guarantee for users with several devices, one dict for each number of devices.
 
     The sensitivity for g devices is g times as large, so that rho is g^2 times as large.
+
+    Args:
+      plan: the plan of the run.
+      system: the kind of system. Epsilon is infinite where the bounded size of its normal draws
+        would reveal the user.
     """
+    end = noise_end(system)
     return [
         {
             "devices": g,
-            "epsilon": finite_or_none(plan.group_epsilon(g)),
+            "epsilon": _group_epsilon(plan, g, end),
             "delta": plan.delta,
             "rho": finite_or_none(g * g * plan.rho),
             "attack_risk": attack_risk(plan, g).values(),
         }
         for g in _DEVICE_COUNTS
     ]
+
+
+def noise_end(system: str) -> float:
+    """Returns the largest radius of a pair of normal draws in a kind of system, in standard
+    deviations.
+    """
+    return GRAPH_END if system_of(system).draws_in_graph else HOST_END
+
+
+def _group_epsilon(plan: Plan, devices: int, end: float) -> float | None:
+    """Returns epsilon for a user with several devices; None if it is infinite."""
+    if is_revealed(plan, devices=devices, end=end):
+        return None
+    return finite_or_none(plan.group_epsilon(devices))
 
 
 @with_numpy_defaults
@@ -269,8 +293,8 @@ def statement_values(
         **_release_values(plan),
         "noise_source": _noise_source(plan, subject),
         "guarantee": guarantee,
-        "attack": attack_values(plan),
-        "group_privacy": group_values(plan),
+        "attack": attack_values(plan, plan.epsilon),
+        "group_privacy": group_values(plan, subject.system),
         "not_covered": _statement.not_covered(
             system_of(subject.system),
             private_metrics=plan.private_metrics is not None,

@@ -31,7 +31,7 @@ from fedmf.privacy.renyi import event_rdp_epsilon
 from fedmf.privacy.sampling import Sampling
 from fedmf.privacy.selection_bounds import SelectionBounds
 from fedmf.privacy.simulation import Simulation
-from fedmf.privacy.source_tail import check_noise_tail
+from fedmf.privacy.source_tail import check_noise_tail, is_revealed
 from fedmf.privacy.trial_count import POISSON, TrialCount
 
 if TYPE_CHECKING:
@@ -264,10 +264,13 @@ class Plan(fields.ShortRepr):
         takes part as a separate client.
 
         Without sampling, the sensitivity is exactly `devices` times as large. With sampling, the
-        result is the smaller one of that bound and of general group privacy.
+        result is the smaller one of that bound and of general group privacy. It is infinite where
+        the bounded size of normal draws would reveal the user.
         """
         hint = "count the clients of one user"
         g = checks.integer("devices", devices, low=1, high=10**9, hint=hint)
+        if g > 1 and is_revealed(self, devices=g):
+            return math.inf
         unamplified_value = _unamplified_epsilon(self, self.noise_multiplier / g, self.delta)
         # `group_epsilon` needs epsilon at many deltas. A simulation for each of them would take
         # hours, so schemes with a simulated epsilon have only the bound without amplification here.

@@ -10,18 +10,18 @@ standard deviations. With that largest value and one participation at epsilon 8,
 that a client is there happen 17 times as often as delta 1e-6 allows.
 """
 
+import dataclasses
 import math
 from typing import Protocol
 
 import numpy as np
 
+from fedmf import checks
 from fedmf.mechanisms.base import Mechanism
-from fedmf.mechanisms.leading import column_norm
 from fedmf.mechanisms.sensitivity import Sensitivity
 from fedmf.participation.schema import Participation
 from fedmf.privacy.gaussian import has_infinite_epsilon
 from fedmf.privacy.sampling.base import Sampling
-from fedmf.privacy.sampling.encoder_checks import proven_bands
 from fedmf.privacy.selection_bounds import trial_delta
 from fedmf.privacy.trial_count import TrialCount
 
@@ -83,13 +83,8 @@ def check_tail(
         return
     if delta is None:
         delta = plan.delta
-    a = 1 / z
-    is_far_away = a < end and math.exp(-((end - a) ** 2) / 2) <= delta / 10
-    if entries is None and is_far_away:
-        # Q_1(a, end) is Marcum's function, the probability that is to be bounded. It is at most
-        # exp(-(end - a)^2 / 2). Where this bound is small enough, Q_1 need not be integrated.
-        return
-    reveal_probability = _reveal_probability(plan, end, entries)
+    shift = _Shift(plan=plan, sensitivity=plan.sensitivity.value)
+    reveal_probability = _reveal_probability(shift, end, delta / 10, entries)
     if reveal_probability <= delta / 10:
         return
     way_out = "use a larger delta or more noise"
@@ -132,49 +127,155 @@ def check_trial_tail(plan: NoisyPlan, trials: TrialCount, delta: float) -> None:
         check_tail(plan, HOST_END, delta=delta_of_trial)
 
 
-def _reveal_probability(plan: NoisyPlan, end: float, entries: int | None) -> float:
-    """Returns an upper bound on the probability that a release is outside the range of the noise
-    without the client. Without `entries`, shifts that are spread over many draws are left out.
+def is_revealed(
+    plan: NoisyPlan,
+    *,
+    devices: int = 1,
+    end: float = HOST_END,
+    observed_sensitivity: float | None = None,
+) -> bool:
+    """Returns whether the bounded size of the draws weakens the guarantee, at the plan's delta, of
+    a user with several devices, or of clients that were observed.
 
-    Let the client's shift have length a_p in pair p, in standard deviations. The probability in one
-    pair is at most f(a_p), with f(a) <= Q_1(a, end), Marcum's function, and
-    f(a) <= end a exp(-(end - a)^2 / 2) / pi, the largest density times the area between two discs.
-    All a_p^2 together are at most a^2 for a = 1 / noise_multiplier, and each a_p is at most c (see
-    `_largest_pair_shift`). As a function of a^2, f is concave and then convex, so that the sum over
-    P pairs is at most that of shifts of length c in a^2 / c^2 pairs, rounded up, and of a shift
-    that is spread over all: ceil(a^2 / c^2) f(c) + P f(min(c, a / sqrt(P))).
+    Args:
+      plan: the plan of the run.
+      devices: number of clients that belong to the user.
+      end: the largest radius of a pair of draws, in standard deviations.
+      observed_sensitivity: sensitivity of the run to clients that may have broken the plan; None
+        for clients that comply with it.
     """
-    total_shift = 1 / plan.noise_multiplier
-    pair_shift = _largest_pair_shift(plan)
-    if pair_shift >= end:
+    if plan.noise_multiplier == 0:
+        return True
+    delta = plan.delta
+    if plan.selection is not None:
+        delta = trial_delta(delta, plan.selection)
+    complies = observed_sensitivity is None
+    sensitivity = plan.sensitivity.value if observed_sensitivity is None else observed_sensitivity
+    shift = _Shift(plan=plan, sensitivity=sensitivity, devices=devices, complies=complies)
+    return _reveal_probability(shift, end, delta / 10, None) > delta / 10
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Shift:
+    """The shift of a run's draws that the updates of some clients cause.
+
+    Attributes:
+      plan: the plan of the run.
+      sensitivity: sensitivity of the run to each of the clients.
+      devices: number of clients.
+      complies: whether the clients comply with the plan's participation.
+    """
+
+    plan: NoisyPlan
+    sensitivity: float
+    devices: int = 1
+    complies: bool = True
+
+    @property
+    def length(self) -> float:
+        """The largest length of the shift of all draws together, in standard deviations."""
+        relative_sensitivity = self.sensitivity / self.plan.sensitivity.value
+        return self.devices * relative_sensitivity / self.plan.noise_multiplier
+
+    def row_length(self) -> float:
+        """Computes an upper bound on the length of the shift of one row of draws.
+
+        The draws of a square, lower-triangular encoder C have a row for each row of C. A client
+        shifts row i by the sum of C_it x_t over its rounds t, where x_t is its update. So the shift
+        is at most the sum of |C_it|, in which any min_sep consecutive rounds have one term at most.
+        """
+        participation = self.plan.participation
+        min_sep, max_rounds = 1, participation.rounds
+        if self.complies:
+            min_sep, max_rounds = participation.min_sep, participation.max_participations
+        rows = _triangular_rows(self.plan.mechanism)
+        if rows is None:
+            return self.length
+        num_blocks = -(-rows.shape[1] // min_sep)
+        magnitudes = np.zeros((len(rows), num_blocks * min_sep))
+        magnitudes[:, : rows.shape[1]] = np.abs(rows)
+        block_maxima = magnitudes.reshape(len(rows), num_blocks, min_sep).max(axis=2)
+        largest_maxima = np.sort(block_maxima, axis=1)[:, -max_rounds:]
+        unit_noise = self.plan.noise_multiplier * self.plan.sensitivity.value
+        return self.devices * float(largest_maxima.sum(axis=1).max()) / unit_noise
+
+
+def _triangular_rows(mechanism: Mechanism) -> np.ndarray | None:
+    """Returns rows of numbers that contain all rows of the encoder, with consecutive rounds in
+    consecutive columns; None if the encoder is too large, or not square and lower-triangular.
+    """
+    toeplitz_column = mechanism.toeplitz_coefficients()
+    if toeplitz_column is not None:
+        return toeplitz_column[None]
+    banded_rows = mechanism.banded_rows()
+    if banded_rows is not None:
+        return banded_rows
+    trees = mechanism.binary_trees()
+    if trees is not None and trees.num_nodes > trees.rounds:
+        return None
+    try:
+        C = mechanism.encoder()
+    except checks.TooLargeForMemory:
+        return None
+    is_triangular = C.shape[0] == C.shape[1] and not np.triu(C, 1).any()
+    return C if is_triangular else None
+
+
+def _reveal_probability(shift: _Shift, end: float, enough: float, entries: int | None) -> float:
+    """Returns an upper bound on the probability that a release is outside the range of the noise
+    without the clients. It is the smaller one of two bounds, of which the second one is computed
+    only if the first one is above `enough`.
+
+    Args:
+      shift: shift of the draws that the clients cause.
+      end: the largest radius of a pair of draws, in standard deviations.
+      enough: a probability.
+      entries: as of `check_tail`.
+    """
+    a = shift.length
+    if entries is None and a < end:
+        # Q_1(a, end) is Marcum's function, the probability that is to be bounded. It is at most
+        # exp(-(end - a)^2 / 2). Where this bound is small enough, Q_1 need not be integrated.
+        simple_bound = math.exp(-((end - a) ** 2) / 2)
+        if simple_bound <= enough:
+            return simple_bound
+    probability = _bound_of_pairs(a, a, end, entries)
+    if probability <= enough:
+        return probability
+    # Both draws of a pair are in one row of draws.
+    pair_shift = min(a, shift.row_length())
+    return min(probability, _bound_of_pairs(a, pair_shift, end, entries))
+
+
+def _bound_of_pairs(a: float, c: float, end: float, entries: int | None) -> float:
+    """Returns an upper bound on the probability that any pair of draws is outside its range.
+    Without `entries`, shifts that are spread over many draws are left out.
+
+    Let the shift have length a_p in pair p, in standard deviations. The probability in one pair is
+    at most f(a_p), with f(a) <= Q_1(a, end), Marcum's function, and f(a) <= end a
+    exp(-(end - a)^2 / 2) / pi, the largest density times the area between two discs. All a_p^2
+    together are at most a^2, and each a_p is at most c. As a function of a^2, f is concave and then
+    convex, so that the sum over P pairs is at most that of shifts of length c in a^2 / c^2 pairs,
+    rounded up, and of a shift that is spread over all: ceil(a^2 / c^2) f(c) + P f(min(c, a /
+    sqrt(P))).
+
+    Args:
+      a: length of the shift of all draws together.
+      c: largest length of the shift of one pair.
+      end, entries: as of `check_tail`.
+    """
+    if c >= end:
         return 1.0
-    num_shifted_pairs = math.ceil((total_shift / pair_shift) ** 2)
-    probability = num_shifted_pairs * _marcum(pair_shift, end)
+    # The quotient may be above an integer by rounding.
+    num_shifted_pairs = math.ceil((a / c) ** 2 * (1 - 1e-12))
+    probability = num_shifted_pairs * _marcum(c, end)
     if entries is not None:
         # A pair may have one draw whose other one is not needed.
         num_pairs = max(1, entries)
-        mean_shift = min(pair_shift, total_shift / math.sqrt(num_pairs))
+        mean_shift = min(c, a / math.sqrt(num_pairs))
         crescent_probability = end * mean_shift * math.exp(-((end - mean_shift) ** 2) / 2) / math.pi
         probability += num_pairs * min(_marcum(mean_shift, end), crescent_probability)
     return probability
-
-
-def _largest_pair_shift(plan: NoisyPlan) -> float:
-    """Returns an upper bound on the length of a client's shift in one pair of draws, in standard
-    deviations.
-
-    It is at most the length of the whole shift, 1 / noise_multiplier. A smaller bound is computed
-    for client sampling alone, where noise that protects may be that small. A row of the encoder
-    with b bands meets ceil(b / min_sep) rounds of one client, each of which shifts the row by at
-    most the largest column norm. The two draws of a pair are in at most two rows.
-    """
-    total_shift = 1 / plan.noise_multiplier
-    if plan.sampling is None:
-        return total_shift
-    min_sep = plan.participation.min_sep or 1
-    rounds_in_row = math.ceil(proven_bands(plan.mechanism) / min_sep)
-    row_share = rounds_in_row * column_norm(plan.mechanism) / plan.sensitivity.value
-    return total_shift * min(1.0, math.sqrt(2) * row_share)
 
 
 def _marcum(a: float, b: float) -> float:

@@ -23,6 +23,7 @@ class System:
       generator: the noise generator; None if fedmf does not know it.
       verification: tests of the statement, if noise is added.
       record: where the record of participation is, if no printed command reads it.
+      draws_in_graph: whether the noise may be drawn inside a TensorFlow graph.
       names_data: whether the statement names the task, its data and the model; for other systems
         its publisher has to.
     """
@@ -34,6 +35,7 @@ class System:
     generator: str | None = None
     verification: str = ""
     record: str = ""
+    draws_in_graph: bool = False
     names_data: bool = False
 
     @property
@@ -135,6 +137,7 @@ SYSTEMS = {
         "`dp_aggregator` clips every update before it is summed, and divides by a fixed number.",
         noise_enforced=_SEED,
         generator=_TFF_GENERATOR,
+        draws_in_graph=True,
         verification=_TFF_TESTED,
         record="The record of participation is participation.jsonl in the process's folder, which "
         "`fedmf audit log` reads.",
@@ -148,6 +151,7 @@ SYSTEMS = {
         noise_enforced="`dp_aggregator` adds the noise. The pipeline has to keep the state secret, "
         "and to enforce the bounds and the noise of private metrics, if the plan has some.",
         generator=_TFF_GENERATOR,
+        draws_in_graph=True,
         verification=_TFF_TESTED,
         record=f"The record of participation is the ledger, in memory. {_LEDGER}",
     ),

@@ -20,6 +20,9 @@ from fedmf.mechanisms import (
 from fedmf.mechanisms.budget import Budget, pair_costs
 from fedmf.mechanisms.client_sensitivity import ClientSensitivity, gram_diagonals, spent_squared
 from fedmf.participation.clients import ClientRounds
+from fedmf.privacy.gaussian import gaussian_epsilon
+from fedmf.privacy.plan import unamplified_epsilon
+from fedmf.privacy.source_tail import HOST_END
 from tests.mechanisms.registry import MECHANISMS, every_mechanism
 from tests.mechanisms.schemas import epochs, every_round, separated, single
 from tests.oracles import attained_by_sets
@@ -282,3 +285,29 @@ def test_ledger_refuses_the_participation_of_a_budget_alone():
     budget = Budget.of(IdentityMechanism(rounds=8), separated(8, 4)).participation
     with refusal("fedmf.audit_ledger"):
         ledger_of([[1]]).noncompliant(budget)
+
+
+def audit_of_every_round(mechanism):
+    """Returns the audit of a client in all rounds, of which the plan allows it one."""
+    n = mechanism.rounds
+    tested_plan = plan(single(n), mechanism, noise_multiplier=0.653)
+    return audit_ledger(ledger_of([[0, 1]] + [[0]] * (n - 1), None), tested_plan)
+
+
+def test_client_that_the_noise_reveals_has_no_epsilon():
+    # The shift of the last row alone is longer than the noise may be.
+    n = 64
+    audit = audit_of_every_round(DenseMechanism(matrix=np.tril(np.ones((n, n)))))
+    assert n / (0.653 * np.sqrt(n)) > HOST_END
+    assert np.isfinite(unamplified_epsilon(audit.achieved.plan))
+    assert audit.epsilon == audit.noncompliant_clients.first[0].achieved.epsilon == np.inf
+    assert np.isfinite(audit.noncompliant_clients.others.epsilon)
+    values = audit.statement_values()
+    assert values["achieved"]["epsilon"] is None
+    assert values["attack"]["epsilon"] is None
+    assert [row["epsilon"] for row in values["group_privacy"]] == [None] * 3
+
+
+def test_client_whose_rounds_have_rows_of_their_own_keeps_its_epsilon():
+    audit = audit_of_every_round(IdentityMechanism(rounds=64))
+    assert audit.epsilon == gaussian_epsilon(0.653 / 8, 1e-6)

@@ -118,8 +118,9 @@ class TestCalibration:
         ("epsilon", "delta"), [(50.0, 1e-10), (300.0, 1e-12), (300.0, 0.1), (4900.0, 1e-6)]
     )
     def test_noise_that_no_source_can_draw_is_refused(self, epsilon, delta):
+        once = fedmf.Participation(rounds=ONE.rounds, schema="single")
         with refusal("draws of at most 12.06 standard deviations"):
-            fedmf.calibrate(ONE, TWICE, epsilon=epsilon, delta=delta)
+            fedmf.calibrate(ONE, once, epsilon=epsilon, delta=delta)
 
 
 class TestEpsilon:

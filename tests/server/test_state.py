@@ -10,11 +10,13 @@ import scipy.stats
 import fedmf
 from fedmf import CyclicPoisson, Participation, Plan, calibrate
 from fedmf.mechanisms import IdentityMechanism
+from fedmf.privacy.describe import group_values
+from fedmf.privacy.gaussian import gaussian_epsilon
 from fedmf.privacy.plan import Simulation
 from fedmf.privacy.private_metrics import PrivateMetrics
 from fedmf.privacy.quantile_clipping import QuantileClipping
 from fedmf.privacy.sampling import BallsInBins, MinSepPoisson, Sampling
-from fedmf.privacy.source_tail import GRAPH_END, HOST_END, check_tail, tail_remark
+from fedmf.privacy.source_tail import GRAPH_END, HOST_END, _Shift, check_tail, tail_remark
 from fedmf.privacy.trial_count import TrialCount
 from fedmf.server.state import plan_fields, plan_fingerprint
 from tests.refusals import refusal
@@ -22,7 +24,14 @@ from tests.server.plans import plan_of
 
 
 def plan(noise_multiplier, delta):
-    return plan_of(IdentityMechanism(rounds=4), noise_multiplier=noise_multiplier, delta=delta)
+    """Returns a plan in which a client's whole shift may be in one pair of draws."""
+    once = Participation(rounds=4, schema="single")
+    return plan_of(
+        IdentityMechanism(rounds=4),
+        participation=once,
+        noise_multiplier=noise_multiplier,
+        delta=delta,
+    )
 
 
 def chance(noise_multiplier, end, draws=2_000_000):
@@ -109,6 +118,54 @@ def test_sampled_plan_is_refused_where_its_rounds_reveal_a_client():
         check_tail(sampled_plan(row_noise, delta=9.99 * exact_chance), GRAPH_END, entries=400)
     with refusal("draws of at most 12.06"):
         check_tail(sampled_plan(0.05), HOST_END)
+
+
+def test_shift_of_several_rounds_is_not_in_one_row():
+    # Each of both rounds has its own row, in which the shift is shorter by the root of 2.
+    noise_multiplier = 0.2
+    twice = plan_of(IdentityMechanism(rounds=4), noise_multiplier=noise_multiplier)
+    chance_of_rounds = 2 * chance(math.sqrt(2) * noise_multiplier, GRAPH_END)
+    assert chance_of_rounds < chance(noise_multiplier, GRAPH_END) / 100
+    check_tail(dataclasses.replace(twice, delta=10.01 * chance_of_rounds), GRAPH_END)
+    with refusal("draws of at most 9.49"):
+        check_tail(dataclasses.replace(twice, delta=9.99 * chance_of_rounds), GRAPH_END)
+
+
+@pytest.mark.parametrize("family", ["identity", "banded", "toeplitz", "blt", "dense"])
+@pytest.mark.parametrize(("min_sep", "most"), [(1, 9), (1, 2), (3, 3), (4, 2), (9, 1)])
+def test_no_client_shifts_a_row_by_more_than_its_bound(family, min_sep, most):
+    participation = Participation(
+        rounds=9, schema="min_sep", min_sep=min_sep, max_participations=most
+    )
+    fitted_for = Participation(rounds=9, schema="min_sep", min_sep=min_sep)
+    mechanism = fedmf.fit(fedmf.prefix_sum(9), fitted_for, family=family)
+    tested_plan = plan_of(mechanism, participation=participation)
+    row_length = _Shift(plan=tested_plan, sensitivity=tested_plan.sensitivity.value).row_length()
+    magnitudes = np.abs(mechanism.encoder())
+    row_sums = [magnitudes[:, rounds].sum(axis=1).max() for rounds in participation.patterns()]
+    exact_length = max(row_sums) / (0.7 * tested_plan.sensitivity.value)
+    assert exact_length * (1 - 1e-12) <= row_length < 1.3 * exact_length
+
+
+def test_user_whose_devices_the_noise_reveals_has_no_epsilon():
+    epsilon_8 = plan(0.653, 1e-6)
+    # At the epsilon that five devices would have, this is more than delta.
+    assert chance(0.653 / 5, HOST_END) > 5e-6
+    assert epsilon_8.group_epsilon(5) == math.inf
+    assert chance(0.653 / 3, HOST_END) < 1e-9 < 1e-7 < chance(0.653 / 3, GRAPH_END)
+    assert epsilon_8.group_epsilon(3) == gaussian_epsilon(0.653 / 3, 1e-6)
+    on_host, in_graph = (group_values(epsilon_8, system) for system in ("server", "pipeline"))
+    assert [row["epsilon"] is None for row in on_host] == [False, False, True]
+    assert [row["epsilon"] is None for row in in_graph] == [False, True, True]
+    assert "| 5 | infinity (no guarantee) | 1e-06 |" in fedmf.statement(epsilon_8)
+
+
+def test_user_whose_devices_shift_different_rows_has_an_epsilon():
+    every_round = Participation(rounds=100, schema="every_round")
+    spread = plan_of(
+        IdentityMechanism(rounds=100), participation=every_round, noise_multiplier=0.653
+    )
+    assert spread.group_epsilon(5) == gaussian_epsilon(0.653 / 5, 1e-6)
 
 
 def test_host_source_serves_every_plan_with_privacy():
