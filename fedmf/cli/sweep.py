@@ -23,9 +23,9 @@ from fedmf.cli.values import COUNT, EXISTING_FILE, PATH, Whole
 
 if TYPE_CHECKING:
     from fedmf.runs.config import TrainConfig
+    from fedmf.sweeps.first_rounds import Forecast
     from fedmf.sweeps.grid import Range
     from fedmf.sweeps.search import Space
-    from fedmf.sweeps.selection import Forecast
     from fedmf.sweeps.total_budget import TotalBudget
 
 
@@ -366,8 +366,9 @@ def _select(
 ) -> None:
     """Runs a private selection and prints its result."""
     from fedmf.privacy.trial_count import TrialCount
+    from fedmf.sweeps.first_rounds import selection_forecast
     from fedmf.sweeps.run import SweepOptions
-    from fedmf.sweeps.selection import run_selection, selection_forecast
+    from fedmf.sweeps.selection import run_selection
     from fedmf.sweeps.selection_space import SelectionSpace
 
     with arguments_checked():

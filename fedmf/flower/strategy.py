@@ -32,7 +32,7 @@ from fedmf.privacy.plan import Plan
 from fedmf.server.folder import ServerConfig
 from fedmf.server.server import Server
 from fedmf.server.source import check_noise_seed
-from fedmf.server.state import check_plan
+from fedmf.server.state import check_plan, check_single_run
 
 
 class MatrixFactorizationDP(Strategy):
@@ -108,6 +108,7 @@ class MatrixFactorizationDP(Strategy):
     ) -> None:
         check_strategy(strategy)
         check_plan(plan)
+        check_single_run(plan)
         self.strategy = strategy
         self.plan = plan
         self._settings: dict[str, Any] = {

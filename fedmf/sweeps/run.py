@@ -29,7 +29,7 @@ from fedmf.files import write_atomically
 from fedmf.reports import write_report_of_best
 from fedmf.runs.config import TrainConfig
 from fedmf.runs.folder import Run, RunFolder
-from fedmf.sweeps import differences, figures, halving, results
+from fedmf.sweeps import differences, figures, halving, results, total_budget
 from fedmf.sweeps.folder import begun_runs, in_folder, num_rounds_done, state, writing
 from fedmf.sweeps.runs import ClusterRuns, LocalRuns, Runs, log_file, prepare, run_folder
 from fedmf.sweeps.total_budget import TotalBudget, total_epsilon_of
@@ -80,6 +80,8 @@ class SweepOptions:
       cluster: address of a Ray cluster; None for processes of this machine.
       cpus_per_job: processors of a cluster that one run takes.
       test: evaluate on the test split at the end of a run.
+      shares_processes: train one run after another in a process, which starts TensorFlow once. On a
+        cluster each run has a process of its own.
     """
 
     noise_seed: int | str
@@ -90,6 +92,7 @@ class SweepOptions:
     cluster: str | None = None
     cpus_per_job: int = 1
     test: bool = True
+    shares_processes: bool = True
 
     def seed_of(self, config: TrainConfig) -> int | str:
         """Returns the noise seed of a run.
@@ -114,7 +117,11 @@ class SweepOptions:
             get_affinity = getattr(os, "sched_getaffinity", None)
             num_processors = len(get_affinity(0)) if get_affinity else os.cpu_count() or 1
             num_threads = self.threads or max(1, num_processors // self.jobs)
-            yield LocalRuns(out, ["--threads", str(num_threads), *all_options])
+            yield LocalRuns(
+                out,
+                ["--threads", str(num_threads), *all_options],
+                shares_processes=self.shares_processes,
+            )
             return
         from fedmf.training.execution.cluster import check_address, connected
 
@@ -266,10 +273,11 @@ def train_all(
       not begin, no other begins.
 
     Raises:
-      ValueError: see `in_folder`; or the folder cannot be written to.
+      ValueError: see `in_folder` and `total_budget.reserve`; or the folder cannot be written to.
       StoppedSweep: Ctrl-C; every run that was training has saved its rounds.
     """
     configs = in_folder(out, configs)
+    total_budget.reserve(out, configs)
     with writing(out):
         for name, config in configs.items():
             prepare(out, name, config, options.seed_of(config))

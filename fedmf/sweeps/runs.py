@@ -63,16 +63,20 @@ def request(out: pathlib.Path, name: str, options: list[str]) -> dict[str, Any]:
 
 
 class LocalRuns:
-    """Runs in worker processes of this machine. Each process trains one run after another.
+    """Runs in worker processes of this machine.
 
     Args:
       out: the sweep's folder.
       options: additional arguments of `fedmf train`.
+      shares_processes: whether a process trains one run after another, in place of a single one.
     """
 
-    def __init__(self, out: pathlib.Path, options: list[str]) -> None:
+    def __init__(
+        self, out: pathlib.Path, options: list[str], *, shares_processes: bool = True
+    ) -> None:
         self._out = out
         self._options = options
+        self._shares_processes = shares_processes
         self._running: dict[str, job.Job] = {}
         self._idle: list[job.Job] = []
 
@@ -90,7 +94,9 @@ class LocalRuns:
         ended_statuses = [(name, status) for name, status in statuses.items() if status is not None]
         for name, _ in ended_statuses:
             idle_job = self._running.pop(name)
-            if idle_job.process.poll() is None:
+            if not self._shares_processes:
+                idle_job.end()
+            elif idle_job.process.poll() is None:
                 self._idle.append(idle_job)
         return ended_statuses
 

@@ -10,6 +10,11 @@ guarantee covers the choice (`fedmf.private_selection`).
 The draw is committed before the first trial, and nothing but private/ depends on the number of
 trials. At the end the selected trial is copied, selection.json records the end, and then private/
 is deleted. Each step can be repeated after a crash.
+
+The guarantee holds for the drawn number of trials, and not for a number that depends on when a disk
+was full or a package was updated. So every command first trains the first rounds of a run, and is
+refused if these fail or differ from those before the draw. A trial counts as failed if it fails
+twice, and the first rounds succeed in between.
 """
 
 import contextlib
@@ -27,7 +32,6 @@ import numpy as np
 
 from fedmf import strict_json
 from fedmf.files import (
-    expanded,
     lock,
     make_folder,
     sync_names,
@@ -35,42 +39,19 @@ from fedmf.files import (
     write_exclusively,
 )
 from fedmf.privacy.flat_config import differences
-from fedmf.privacy.plan import Plan
 from fedmf.reports import write_report
 from fedmf.reports.groups import private_curve
 from fedmf.runs.folder import Run
 from fedmf.runs.reading import read_object
 from fedmf.runs.selection import DRAW, SELECTED, SELECTION
 from fedmf.server.source import check_noise_seed
-from fedmf.sweeps import draws
+from fedmf.sweeps import draws, first_rounds
 from fedmf.sweeps import run as driver
+from fedmf.sweeps.first_rounds import Forecast
 from fedmf.sweeps.folder import state, writing
 from fedmf.sweeps.grid import sweep_config
 from fedmf.sweeps.runs import prepare, run_folder
-from fedmf.sweeps.selection_space import SelectionSpace, TaskFacts, plan_of
-
-_FIRST_ROUNDS = "first_rounds"
-# Number of rounds that are trained before the draw, to estimate the time of a trial.
-_NUM_FIRST_ROUNDS = 2
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Forecast:
-    """Guarantee and estimated cost of a private selection before its draw.
-
-    Attributes:
-      plan: plan of each trial, whose epsilon is that of the selection.
-      quantiles: name of a quantile -> number of trials, as `TrialCount.quantiles`.
-      seconds: name of a quantile -> time, about; None if it is not known.
-      score: the value by which trials are compared, in words.
-      task: facts about the task; None if nothing was trained.
-    """
-
-    plan: Plan
-    quantiles: dict[str, int]
-    seconds: dict[str, float] | None
-    score: str
-    task: TaskFacts | None
+from fedmf.sweeps.selection_space import CommonFacts, SelectionSpace, TaskFacts
 
 
 def run_selection(
@@ -94,18 +75,27 @@ def run_selection(
 
     Raises:
       ValueError: the folder holds another selection, or one that ended without a model; a trial
-        cannot be trained; or the task does not declare who is in its validation split.
+        cannot be trained, or not as the earlier ones were; or the task does not declare who is in
+        its validation split.
       StoppedSweep: Ctrl-C; the trials have saved their rounds.
     """
     with _locked(out):
         _check_procedure(out, space)
         if not _has_ended(out):
             draw_file = out / "private" / DRAW
+            estimate = first_rounds.selection_forecast(out, space, options)
+            assert estimate.common is not None
             if not draw_file.exists():
-                estimate = selection_forecast(out, space, options)
                 confirm(estimate)
-                _draw(out, space, options, estimate)
-            _Selection(out, space, options).run()
+                _draw(out, space, options, estimate.common)
+            try:
+                _Selection(out, space, options, estimate.common).run()
+            except OSError as error:
+                # The path of the error would tell the index of a trial.
+                raise ValueError(
+                    f"cannot read or write {out / 'private'} ({error.strerror}): no trial counts "
+                    "as failed; give the same command again when this is solved"
+                ) from None
         _delete_trials(out / "private")
         return _result(out)
 
@@ -119,89 +109,6 @@ def _delete_trials(folder: pathlib.Path) -> None:
             f"cannot delete {folder} ({error.strerror}), which holds the trials that were not "
             "selected: delete it, and give the same command again"
         ) from error
-
-
-def selection_forecast(
-    out: pathlib.Path, space: SelectionSpace, options: driver.SweepOptions | None
-) -> Forecast:
-    """Returns the guarantee and the estimated cost of a private selection before its draw.
-
-    The first rounds of a run are trained and thrown away, to measure their time and to see whether
-    trials can begin.
-
-    Args:
-      out: folder of the selection.
-      space: settings of the trials.
-      options: options of the sweep; None to train nothing.
-
-    Raises:
-      ValueError: a run cannot begin, or its validation loss may depend on training clients.
-    """
-    quantiles = space.trials.quantiles()
-    seconds = None
-    task = None
-    if options is not None:
-        trial_seconds, task = _train_first_rounds(out, space, options)
-        seconds = {
-            name: math.ceil(count / options.jobs) * trial_seconds
-            for name, count in quantiles.items()
-        }
-    return Forecast(
-        plan=plan_of(space.runs[0].config),
-        quantiles=quantiles,
-        seconds=seconds,
-        score=space.score,
-        task=task,
-    )
-
-
-def _train_first_rounds(
-    out: pathlib.Path, space: SelectionSpace, options: driver.SweepOptions
-) -> tuple[float, TaskFacts]:
-    """Trains the first rounds of a run of each task, and returns the estimated seconds of a trial,
-    and facts about the task.
-
-    Nothing of the rounds is kept.
-    """
-    folder = out / "private" / _FIRST_ROUNDS
-    shutil.rmtree(folder, ignore_errors=True)
-    config_by_name = {str(i): config for i, config in enumerate(space.single_runs())}
-    trial_seconds = 0.0
-    facts_of_tasks = []
-    try:
-        with writing(folder):
-            for name, config in config_by_name.items():
-                prepare(folder, name, config, "os")
-        for name, config in config_by_name.items():
-            failures: dict[str, driver.Failure] = {}
-            start_time = time.perf_counter()
-            num_rounds = min(_NUM_FIRST_ROUNDS, config.rounds)
-            arguments = ["--stop-after", str(num_rounds)]
-            for _ in driver.iter_finished_runs(folder, iter([name]), options, failures, arguments):
-                pass
-            if name in failures:
-                raise _cannot_begin(failures[name])
-            elapsed_seconds = time.perf_counter() - start_time
-            first_run = Run.load(run_folder(folder, name))
-            facts_of_tasks.append(TaskFacts.of(first_run))
-            round_seconds = [row["seconds"] for row in first_run.timings]
-            further_rounds = config.rounds - num_rounds
-            seconds = elapsed_seconds + further_rounds * min(round_seconds)
-            trial_seconds = max(trial_seconds, seconds)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-    space.check_tasks(facts_of_tasks)
-    return trial_seconds, facts_of_tasks[0]
-
-
-def _cannot_begin(failure: driver.Failure) -> ValueError:
-    """Returns the error of first rounds that failed. It repeats no text of an error in training,
-    which may contain data.
-    """
-    reason = "train one setting with `fedmf train` to see why"
-    if failure.status == driver.BAD_ARGUMENTS:
-        reason = failure.reason
-    return ValueError(f"a trial cannot begin, and nothing was drawn yet: {reason}")
 
 
 @contextlib.contextmanager
@@ -247,9 +154,7 @@ def _check_procedure(out: pathlib.Path, space: SelectionSpace) -> None:
     elif not recorded and any((out / name).exists() for name in ("runs", "private/runs", SELECTED)):
         raise ValueError(f"{out} holds runs already: name a new folder for a private selection")
     if recorded:
-        changes = differences(
-            space.record(), recorded["procedure"], leave_out=("data",), was="it was begun with"
-        )
+        changes = differences(space.record(), recorded["procedure"], was="it was begun with")
         if changes:
             raise ValueError(
                 f"{out} holds another selection, with {changes}: give the command with which it "
@@ -258,7 +163,7 @@ def _check_procedure(out: pathlib.Path, space: SelectionSpace) -> None:
 
 
 def _draw(
-    out: pathlib.Path, space: SelectionSpace, options: driver.SweepOptions, estimate: Forecast
+    out: pathlib.Path, space: SelectionSpace, options: driver.SweepOptions, common: CommonFacts
 ) -> None:
     """Draws the number of trials and their settings, and commits both before the first trial."""
     noise_seed = check_noise_seed(options.noise_seed)
@@ -276,7 +181,7 @@ def _draw(
         "procedure": space.record(),
         "noise_seed": str(noise_seed),
         "noise_secret": str(noise_secret),
-        "task": estimate.task,
+        "common": dataclasses.asdict(common),
         "settings": settings,
     }
     draw_text = strict_json.dumps(content, indent=2) + "\n"
@@ -291,10 +196,18 @@ class _Selection:
       out: folder of the selection.
       space: settings of the trials.
       options: options of the sweep.
+      common: facts that the first rounds of this command have shown.
+
+    Raises:
+      ValueError: they are not those before the draw, or the noise seed is another one.
     """
 
     def __init__(
-        self, out: pathlib.Path, space: SelectionSpace, options: driver.SweepOptions
+        self,
+        out: pathlib.Path,
+        space: SelectionSpace,
+        options: driver.SweepOptions,
+        common: CommonFacts,
     ) -> None:
         self._out = out
         self._space = space
@@ -302,14 +215,16 @@ class _Selection:
         content = read_object(self._private / DRAW)
         self._noise_secret = int(content["noise_secret"])
         self._settings: list[dict[str, Any]] = content["settings"]
-        self._task = TaskFacts(*content["task"])
+        self._common = CommonFacts.from_record(content["common"])
         if options.noise_seed not in ("os", int(content["noise_seed"])):
             raise ValueError(
                 f"`noise_seed` is not the one of the selection in {out}, which keeps its own: give "
                 "the same, or os"
             )
-        # A bar would tell how many trials there are.
-        self._options = dataclasses.replace(options, progress=False)
+        self._check_common(common)
+        # A bar would tell how many trials there are. In one process, state of a task could make
+        # trials depend on each other.
+        self._options = dataclasses.replace(options, progress=False, shares_processes=False)
 
     def run(self) -> None:
         """Trains all trials that have not ended, selects one, and records the end."""
@@ -319,7 +234,6 @@ class _Selection:
             "varied": list(self._space.varied),
         }
         _write_procedure(self._out, procedure | {"ended": False})
-        self._check_data()
         self._train()
         selected_index = draws.selected_trial(self._noise_secret, self._scores())
         if selected_index is not None:
@@ -328,25 +242,38 @@ class _Selection:
         outcome = {"ended": True, "model": model, "drew_trials": bool(self._settings)}
         _write_procedure(self._out, procedure | outcome)
 
-    def _check_data(self) -> None:
-        """Raises ValueError if the file of the data is missing, for which all trials would fail."""
-        data = self._space.fixed.get("data")
-        if data is not None and not expanded(data).exists():
-            raise ValueError(f"data={data} does not exist: name the data of the selection")
+    def _check_common(self, common: CommonFacts) -> None:
+        """Raises ValueError unless trials would now be trained as before the draw."""
+        change = common.change_from(self._common)
+        if change is not None:
+            raise ValueError(
+                f"the selection in {self._out} was begun otherwise: this command has {change}; all "
+                "trials need the same, so put it back, and no trial counts as failed"
+            )
 
     def _train(self) -> None:
-        """Trains all trials that have not ended. A trial that fails is not trained again."""
-        failures: dict[str, driver.Failure] = {}
-        names = self._prepared_names()
+        """Trains all trials that have not ended. A trial that fails is trained again once, if the
+        first rounds show that trials can still be trained.
+        """
         try:
-            for name in driver.iter_finished_runs(self._private, names, self._options, failures):
-                if name in failures:
+            if self._failed_names():
+                _, common = first_rounds.train_first_rounds(self._out, self._space, self._options)
+                self._check_common(common)
+                for name in self._failed_names():
                     self._mark_failed(name)
         except driver.StoppedSweep:
             raise driver.StoppedSweep(
                 "interrupted: the trials are stopped and saved: give the same command again to "
                 "resume"
             ) from None
+
+    def _failed_names(self) -> list[str]:
+        """Trains all trials that have not ended, and returns the names of those that fail."""
+        failures: dict[str, driver.Failure] = {}
+        names = self._prepared_names()
+        for _ in driver.iter_finished_runs(self._private, names, self._options, failures):
+            pass
+        return list(failures)
 
     def _prepared_names(self) -> Iterator[str]:
         """Yields the name of each trial that has not ended, after writing what it begins with."""
@@ -383,18 +310,39 @@ class _Selection:
             name = _name(trial_index)
             score = math.nan
             if not self._has_failed(name):
-                with contextlib.suppress(ValueError):
-                    score = self._score(Run.load(run_folder(self._private, name)))
+                score = self._score(self._finished_run(name))
             scores.append(score)
         return scores
 
+    def _finished_run(self, name: str) -> Run:
+        """Reads the folder of a finished trial.
+
+        Raises:
+          ValueError: it is damaged. The message does not name it, since that would tell the index
+            of a trial.
+        """
+        try:
+            return Run.load(run_folder(self._private, name))
+        except ValueError:
+            raise ValueError(
+                f"the folder of a trial in {self._private} is damaged: put it back as it was, and "
+                "give the same command again; no trial counts as failed"
+            ) from None
+
     def _score(self, run: Run) -> float:
-        """Returns the score of a finished trial; NaN if it was trained on other data than the first
-        rounds, or on a task that declares other validation clients.
+        """Returns the score of a finished trial.
+
+        Raises:
+          ValueError: it was trained on other data than the first rounds, or on a task that declares
+            other validation clients.
         """
         facts = TaskFacts.of(run)
-        if facts != self._task or not self._space.may_score(facts):
-            return math.nan
+        if facts != self._common.task or not self._space.may_score(facts):
+            raise ValueError(
+                f"the data of the selection in {self._out} changed while its trials trained, so "
+                "that it cannot end: nothing of it was released, and a selection in another folder "
+                "has the whole guarantee"
+            )
         return trial_score(run)
 
     def _publish(self, folder: pathlib.Path) -> None:

@@ -1,4 +1,6 @@
-"""Space of the settings from which the trials of a private selection are drawn."""
+"""Space of the settings from which the trials of a private selection are drawn, and what all trials
+have in common.
+"""
 
 import dataclasses
 import functools
@@ -9,6 +11,7 @@ from fedmf.privacy.config import PlanConfig
 from fedmf.privacy.flat_config import TARGETS
 from fedmf.privacy.plan import Plan, per_query_noise_multiplier
 from fedmf.privacy.same_plan import TOLERANCE
+from fedmf.privacy.statement import version_changes
 from fedmf.privacy.trial_count import TrialCount
 from fedmf.runs.config import TrainConfig
 from fedmf.runs.folder import Run
@@ -17,6 +20,7 @@ from fedmf.runs.rounds import IDENTITY
 from fedmf.sweeps import grid
 from fedmf.sweeps.grid import Range
 from fedmf.sweeps.search import Space
+from fedmf.training.identity import program_difference
 from fedmf.training.task_checks import OTHERS
 
 # Fields that no private selection varies, with the reasons.
@@ -62,6 +66,51 @@ class TaskFacts(NamedTuple):
             data_version=identity["data_version"],
             validation_clients=task_record["validation_clients"],
         )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CommonFacts:
+    """Facts that all trials of a private selection have in common, because the number of trials
+    that count must not depend on when they were trained.
+
+    Attributes:
+      task: facts about the task.
+      programs: fingerprints of the programs that compute the updates, one for each task and its
+        options.
+      versions: name of a package -> its version.
+    """
+
+    task: TaskFacts
+    programs: list[dict[str, str]]
+    versions: dict[str, str]
+
+    @staticmethod
+    def of(first_runs: Sequence[Run]) -> "CommonFacts":
+        """Returns the facts that the first rounds of one run of each task record."""
+        return CommonFacts(
+            task=TaskFacts.of(first_runs[0]),
+            programs=[read_object(run.path / IDENTITY)["program"] for run in first_runs],
+            versions=first_runs[0].plan["versions"],
+        )
+
+    @staticmethod
+    def from_record(record: Mapping[str, Any]) -> "CommonFacts":
+        """Returns the facts that `dataclasses.asdict` has turned into plain JSON types."""
+        return CommonFacts(**{**record, "task": TaskFacts(*record["task"])})
+
+    def change_from(self, recorded: "CommonFacts") -> str | None:
+        """Returns the first difference from recorded facts, in words; None if there is none."""
+        version_text = version_changes(recorded.versions)
+        if version_text:
+            return f"other packages, {version_text}"
+        for name, recorded_value in recorded.task._asdict().items():
+            if getattr(self.task, name) != recorded_value:
+                return f"another {name} of the task"
+        for recorded_program, program in zip(recorded.programs, self.programs, strict=True):
+            difference = program_difference(recorded_program, program)
+            if difference is not None:
+                return f"another program, where {difference}"
+        return None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -136,12 +185,14 @@ class SelectionSpace:
         return settings
 
     def single_runs(self) -> list[TrainConfig]:
-        """Returns one configuration for each task and its options, as that of a single run."""
+        """Returns one configuration for each task and its options, as that of a single run. A range
+        of an option has both ends.
+        """
         config_by_task: dict[str, TrainConfig] = {}
-        for run in self.runs:
-            task_key = repr((run.config.task, sorted(run.config.task_options.items())))
+        for config in Space(fixed=self.fixed, varied=self.varied).corners().values():
+            task_key = repr((config.task, sorted(config.task_options.items())))
             single_config = dataclasses.replace(
-                run.config,
+                config,
                 mean_trials=None,
                 trial_distribution=PlanConfig.trial_distribution,
                 trial_shape=PlanConfig.trial_shape,

@@ -19,7 +19,7 @@ from fedmf import checks, strict_json
 from fedmf.files import lock, make_folder, write_atomically
 from fedmf.privacy.flat_config import TARGETS
 from fedmf.privacy.gaussian import check_delta, check_epsilon, gaussian_noise_multiplier
-from fedmf.runs.config import TrainConfig
+from fedmf.runs.config import TrainConfig, read_config_file
 from fedmf.runs.reading import read_object
 
 _FILE = "total_budget.json"
@@ -71,14 +71,18 @@ class TotalBudget:
           configs: name -> configuration. Runs without noise do not count.
 
         Raises:
-          ValueError: the folder has another budget, runs without one, or would have more runs.
+          ValueError: the folder has another budget, runs without one, or would have more runs; or a
+            run adds other noise than its share.
         """
         make_folder(out)
         with _locked(out):
             content = _content(out)
             recorded_budget = TotalBudget.of(out)
-            begun_names = {path.parent.name for path in (out / "runs").glob("*/config.json")}
-            if recorded_budget is None and begun_names:
+            begun_configs = {
+                path.parent.name: TrainConfig.from_mapping(read_config_file(path), str(path))
+                for path in (out / "runs").glob("*/config.json")
+            }
+            if recorded_budget is None and begun_configs:
                 raise ValueError(
                     f"{out} holds runs that no `total_epsilon` covers: name another folder"
                 )
@@ -88,8 +92,14 @@ class TotalBudget:
                     f"{recorded_budget.num_runs} runs, and this command asks for {self.epsilon} "
                     f"and {self.num_runs}: a budget cannot be divided again; name another folder"
                 )
-            new_names = [name for name, config in configs.items() if config.adds_noise]
-            run_names = sorted({*content.get("runs", []), *new_names})
+            private_configs = {
+                name: config
+                for name, config in {**begun_configs, **configs}.items()
+                if config.adds_noise
+            }
+            for name, config in private_configs.items():
+                self._check_share(name, config)
+            run_names = sorted({*content.get("runs", []), *private_configs})
             if len(run_names) > self.num_runs:
                 raise ValueError(
                     f"{out} would have {len(run_names)} runs, and total_epsilon={self.epsilon} was "
@@ -98,6 +108,17 @@ class TotalBudget:
             content = dataclasses.asdict(self) | {"runs": run_names}
             budget_text = strict_json.dumps(content, indent=2) + "\n"
             write_atomically(out / _FILE, budget_text, mode=0o600)
+
+    def _check_share(self, name: str, config: TrainConfig) -> None:
+        """Raises ValueError unless a run adds the noise of its share."""
+        for is_sampled in (False, True):
+            share = self.share(is_sampled=is_sampled)
+            if all(getattr(config, field) == value for field, value in share.items()):
+                return
+        raise ValueError(
+            f"run {name} does not add the noise of one of {self.num_runs} runs with "
+            f"total_epsilon={self.epsilon}: name another folder"
+        )
 
     @staticmethod
     def of(out: pathlib.Path) -> "TotalBudget | None":

@@ -16,7 +16,7 @@ from fedmf.runs.plan_record import recorded_plan
 from fedmf.training.checked_task import CheckedTask
 from fedmf.training.execution.base import RunOptions
 from fedmf.training.identity import identity_difference, program_difference
-from fedmf.training.run_setup import RunSetup
+from fedmf.training.run_setup import RunSetup, check_trial_folder
 
 
 def reopen_run(
@@ -43,6 +43,9 @@ def reopen_run(
     """
     run = Run.load(folder.path)
     _check_config(run, config)
+    if run.result is None:
+        # A trial that was not selected ends in no other folder.
+        check_trial_folder(config, folder.path)
     server_optimizer = options.server_optimizer or config.server_steps()
     recorded_optimizer = run.plan.get("server_optimizer")
     if server_optimizer.record() != recorded_optimizer:

@@ -204,13 +204,7 @@ def new_run(
     Raises:
       TypeError, ValueError: the first round cannot be run.
     """
-    if config.mean_trials is not None and not is_trial(
-        checked_path("folder", folder, hint="name a folder")
-    ):
-        raise ValueError(
-            f"mean_trials={config.mean_trials} states the guarantee of a private selection, which "
-            "`fedmf sweep --private-selection` runs: leave it out for a single run"
-        )
+    check_trial_folder(config, folder)
     adds_noise = plan.noise_multiplier > 0 if isinstance(plan, Plan) else config.adds_noise
     if noise_seed is None and not adds_noise:
         noise_seed = "os"
@@ -237,6 +231,18 @@ def new_run(
     )
     run_setup.check(options)
     return run_setup
+
+
+def check_trial_folder(config: TrainConfig, folder: str | pathlib.Path) -> None:
+    """Raises ValueError if a run states the guarantee of a private selection, and its folder is not
+    that of a trial.
+    """
+    if config.mean_trials is None or is_trial(checked_path("folder", folder, hint="name a folder")):
+        return
+    raise ValueError(
+        f"mean_trials={config.mean_trials} states the guarantee of a private selection, which "
+        "`fedmf sweep --private-selection` runs: leave it out for a single run"
+    )
 
 
 def run_controller(

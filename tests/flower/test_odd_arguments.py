@@ -3,6 +3,7 @@
 A new public name is a line of CALLS; see tests/test_odd_arguments.py.
 """
 
+import dataclasses
 import doctest
 
 import pytest
@@ -118,3 +119,9 @@ def test_the_example_of_the_strategy_runs():
     results = doctest.DocTestRunner().run(example)
     assert results.failed == 0
     assert results.attempted >= 4
+
+
+def test_plans_of_trials_are_refused():
+    trial_plan = dataclasses.replace(PLAN, selection=fedmf.TrialCount(mean_trials=4.0))
+    with pytest.raises(ValueError, match="states the guarantee of a private selection"):
+        wrapped(strategy=FedAvg(), given=trial_plan)

@@ -230,10 +230,12 @@ def test_existing_runs_count_as_trials(take_begun_names, out_folder):
 
 
 def test_a_search_of_other_ranges_gets_no_further_share_of_a_budget(take_begun_names, out_folder):
-    TotalBudget(epsilon=8.0, delta=1e-6, num_runs=2).reserve(out_folder, {})
-    run_search(out_folder, 2)
+    budget = TotalBudget(epsilon=8.0, delta=1e-6, num_runs=2)
+    budget.reserve(out_folder, {})
+    share = budget.share(is_sampled=True)
+    run_search(out_folder, 2, **share)
     with refusal("would have 3 runs, and total_epsilon=8.0 was divided among 2"):
-        run_search(out_folder, 2, {"server_learning_rate": Range(20.0, 30.0)})
+        run_search(out_folder, 2, {"server_learning_rate": Range(20.0, 30.0)}, **share)
     assert len(take_begun_names()) == 2
 
 

@@ -1,5 +1,6 @@
 """Private selections: one guarantee, and no trace of the trials that were not selected."""
 
+import json
 import math
 import os
 import pathlib
@@ -13,14 +14,15 @@ import types
 import pytest
 
 import fedmf
+from fedmf import federated
 from fedmf.reports import write_report
 from fedmf.server import journal
-from fedmf.sweeps import draws, job, selection
+from fedmf.sweeps import draws, first_rounds, job, selection
 from fedmf.sweeps import run as driver
 from fedmf.sweeps.grid import Range
 from fedmf.sweeps.run import SweepOptions
 from fedmf.sweeps.selection import run_selection
-from fedmf.sweeps.selection_space import SelectionSpace, TaskFacts
+from fedmf.sweeps.selection_space import CommonFacts, SelectionSpace, TaskFacts
 from tests.cli.program import fedmf as program
 from tests.refusals import refusal
 from tests.sweeps import programs
@@ -167,8 +169,8 @@ def test_a_selection_that_is_killed_anywhere_ends_with_the_same_folder(tmp_path,
     expected_path = tmp_path / "expected" / "selection"
     select(expected_path)
     expected_files = contents(expected_path)
-    facts = TaskFacts.of(fedmf.Run.load(expected_path / "selected"))
-    monkeypatch.setattr(selection, "_train_first_rounds", lambda *arguments: (60.0, facts))
+    facts = CommonFacts.of([fedmf.Run.load(expected_path / "selected")])
+    monkeypatch.setattr(first_rounds, "train_first_rounds", lambda *arguments: (60.0, facts))
     out_path = tmp_path / "killed" / "selection"
     num_draws = 0
     steps = {"passed": 0, "limit": 0}
@@ -245,10 +247,8 @@ def test_kill_9_within_a_trial_and_between_trials_changes_nothing(tmp_path):
     assert begin(expected_path).wait() == 0
     out_path = tmp_path / "killed" / "selection"
     moments = (
-        "private/draw.json",
         "private/runs/0/selected/private/rounds.jsonl",
         "private/runs/0/selected/result.json",
-        "private/runs/1/selected/private/rounds.jsonl",
     )
     for moment in moments:
         process = begin(out_path)
@@ -267,39 +267,138 @@ def test_kill_9_within_a_trial_and_between_trials_changes_nothing(tmp_path):
     assert files == expected_files
 
 
-@pytest.mark.usefixtures("in_this_process")
-def test_trials_that_fail_are_worst_and_nothing_says_how_many_there_are(tmp_path, monkeypatch):
-    train = programs.Here.begin
-    begun = []
+class Trials(programs.Here):
+    """Trials in this process, some of which fail.
 
-    def begin_or_fail(self, arguments, log):
-        begun.append(arguments)
-        is_trial = not any("first_rounds" in argument for argument in arguments)
-        if is_trial and len(begun) in failing_calls:
+    Attributes:
+      begun: names of the trials in the order in which they began; None for the first rounds.
+      fails: (name of a trial or None, number of times it has begun) -> whether it fails.
+    """
+
+    def __init__(self, program):
+        pass
+
+    @classmethod
+    def install(cls, monkeypatch, fails):
+        trials = type("InstalledTrials", (cls,), {"begun": [], "fails": staticmethod(fails)})
+        monkeypatch.setattr(job, "Job", trials)
+        return trials
+
+    def begin(self, arguments, log):
+        folder = pathlib.Path(arguments[arguments.index("--out") + 1])
+        name = folder.parent.name if folder.name == "selected" else None
+        self.begun.append(name)
+        if self.fails(name, self.begun.count(name)):
             pathlib.Path(log).write_text("fedmf: error: no memory\n")
             self._status = 1
             return
-        train(self, arguments, log)
+        super().begin(arguments, log)
 
-    monkeypatch.setattr(programs.Here, "begin", begin_or_fail)
+
+@pytest.mark.usefixtures("in_this_process")
+def test_trials_that_fail_twice_are_worst_and_nothing_says_how_many_there_are(
+    tmp_path, monkeypatch
+):
     with_trials(monkeypatch, 3)
-    failing_calls = [2, 3]
+    Trials.install(monkeypatch, lambda name, times: name in ("0", "1"))
     out_path = tmp_path / "two" / "selection"
     select(out_path)
     selected_seed = fedmf.Run.load(out_path / "selected").config.seed
     assert selected_seed == draws.TrialSeeds.of(SECRET, 2).public
 
-    failing_calls = range(20)
+    trials = Trials.install(monkeypatch, lambda name, times: name is not None)
     all_path = tmp_path / "all"
-    begun.clear()
     with refusal("released no model, because no trial ended with a model") as caught:
         select(all_path)
     assert "3" not in str(caught.value).replace(str(all_path), "")
     assert [path.name for path in all_path.iterdir()] == ["selection.json"]
-    num_begun = len(begun)
+    num_begun = len(trials.begun)
     with refusal("to draw again would break its guarantee"):
         select(all_path)
-    assert len(begun) == num_begun
+    assert len(trials.begun) == num_begun
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_a_machine_that_can_train_no_longer_cuts_no_selection_short(tmp_path, monkeypatch):
+    """Else the number of trials that count would depend on when a disk was full."""
+    with_trials(monkeypatch, 3)
+    expected_path = tmp_path / "expected" / "selection"
+    select(expected_path)
+    out_path = tmp_path / "out" / "selection"
+    is_broken = [False]
+
+    def fails(name, times):
+        is_broken[0] |= name == "1" and times == 1
+        return is_broken[0]
+
+    Trials.install(monkeypatch, fails)
+    for _ in range(2):
+        with refusal("the first rounds of a trial cannot be trained.*no trial counts as failed"):
+            select(out_path)
+    assert not (out_path / "selected").exists()
+    # A trial that a signal has ended once is trained again.
+    Trials.install(monkeypatch, lambda name, times: name == "2" and times == 1)
+    select(out_path)
+    assert contents(out_path) == contents(expected_path)
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_each_trial_has_a_process_of_its_own(tmp_path, monkeypatch):
+    """Else variables of a task could make trials depend on each other."""
+    with_trials(monkeypatch, 3)
+    trials = Trials.install(monkeypatch, lambda name, times: False)
+    programs_of = {}
+    begin = Trials.begin
+
+    def begin_in_process(self, arguments, log):
+        begin(self, arguments, log)
+        programs_of[trials.begun[-1]] = self
+
+    monkeypatch.setattr(trials, "begin", begin_in_process)
+    # This process has not ended, and could train another trial.
+    monkeypatch.setattr(trials, "process", types.SimpleNamespace(poll=lambda: None))
+    select(tmp_path)
+    assert programs_of.keys() == {None, "0", "1", "2"}
+    assert len(set(map(id, programs_of.values()))) == 4
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_a_full_disk_does_not_tell_how_many_trials_there_are(tmp_path, monkeypatch):
+    with_trials(monkeypatch, 2)
+
+    def fill_disk(self, name):
+        raise OSError(28, "No space left on device", str(self._failure_file(name)))
+
+    Trials.install(monkeypatch, lambda name, times: name == "1")
+    with monkeypatch.context() as patch:
+        patch.setattr(selection._Selection, "_mark_failed", fill_disk)
+        with refusal("No space left on device.: no trial counts as failed") as caught:
+            select(tmp_path)
+    assert "failed/1" not in str(caught.value)
+    shutil.rmtree(tmp_path / "private" / "runs" / "0" / "selected" / "private")
+    (tmp_path / "private" / "runs" / "0" / "selected" / "plan.json").write_text("{")
+    with refusal("folder of a trial in .*/private is damaged"):
+        select(tmp_path)
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_an_unfinished_trial_goes_on_in_no_other_folder(tmp_path, monkeypatch):
+    with_trials(monkeypatch, 1)
+
+    def interrupt(self, arguments, log):
+        is_trial = not any("first_rounds" in argument for argument in arguments)
+        train(self, [*arguments, *(["--stop-after", "2"] if is_trial else [])], log)
+        if is_trial:
+            raise KeyboardInterrupt
+
+    train = programs.Here.begin
+    monkeypatch.setattr(programs.Here, "begin", interrupt)
+    with pytest.raises(driver.StoppedSweep):
+        select(tmp_path / "out")
+    copy = tmp_path / "selected"
+    shutil.copytree(tmp_path / "out" / "private" / "runs" / "0" / "selected", copy)
+    line = f"train --quiet --resume --out {copy}"
+    assert "leave it out for a single run" in program(line, status=2).stderr
 
 
 @pytest.mark.usefixtures("in_this_process")
@@ -356,35 +455,64 @@ def test_an_ended_selection_answers_its_own_command_alone(tmp_path, monkeypatch)
 
 
 @pytest.mark.usefixtures("in_this_process")
-def test_trials_on_other_data_or_another_declaration_fail(tmp_path, monkeypatch):
+def test_a_selection_whose_data_changed_releases_nothing(tmp_path, monkeypatch):
     with_trials(monkeypatch, 2)
     facts_of = TaskFacts.of
     for number, change in enumerate(({"validation_clients": "unknown"}, {"data_version": "2"})):
-        calls = []
 
-        def changed_facts(run, change=change, calls=calls):
-            calls.append(run)
+        def changed_facts(run, change=change):
             facts = facts_of(run)
-            # The first call is for the first rounds, and the second one for trial 0.
-            return facts._replace(**change) if len(calls) == 2 else facts
+            return facts._replace(**change) if run.path.parent.name == "1" else facts
 
         monkeypatch.setattr(TaskFacts, "of", changed_facts)
         out_path = tmp_path / str(number)
-        select(out_path)
-        selected_seed = fedmf.Run.load(out_path / "selected").config.seed
-        assert selected_seed == draws.TrialSeeds.of(SECRET, 1).public
+        with refusal("the data of the selection in .* changed while its trials trained"):
+            select(out_path)
+        assert not (out_path / "selected").exists()
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_trials_of_a_resumed_selection_are_trained_as_the_earlier_ones(tmp_path, monkeypatch):
+    """Else the selected folder would tell when it was trained, and so the index of its trial."""
+    with_trials(monkeypatch, 1)
+
+    def interrupt(self):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(selection._Selection, "_failed_names", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            select(tmp_path)
+    draw_file = tmp_path / "private" / "draw.json"
+    content = draw_file.read_text()
+    for part, changed_name, changed_value, words in (
+        ("common", "versions", {"numpy": "0.1"}, "other packages, numpy"),
+        ("common", "programs", [{"loss": "other"}], "another program, where "),
+        ("common", "task", TaskFacts("linear", 20, "", "2", "others"), "another client_ids"),
+        ("procedure", "data", "a.sqlite", "with data=None .it was begun with 'a.sqlite'"),
+    ):
+        record = json.loads(content)
+        record[part][changed_name] = changed_value
+        draw_file.write_text(json.dumps(record))
+        with refusal(words):
+            select(tmp_path)
+        draw_file.write_text(content)
+    select(tmp_path)
 
 
 @pytest.mark.usefixtures("in_this_process")
 def test_settings_with_different_clients_are_refused(tmp_path):
     task = "tests.sweeps.selected_task:few"
-    space = space_of(task=task, varied={"task_option.clients": [10, 20]})
-    with refusal("the settings have different clients or data"):
-        select(tmp_path, space=space)
+    for values in ([10, 20], Range(10, 20)):
+        space = space_of(task=task, varied={"task_option.clients": values})
+        with refusal("the settings have different clients or data"):
+            select(tmp_path, space=space)
 
 
 def test_nothing_is_drawn_without_a_yes(tmp_path, monkeypatch):
-    monkeypatch.setattr(selection, "_train_first_rounds", lambda *arguments: (60.0, None))
+    facts = TaskFacts("linear", 20, "", "1", "others")
+    common = CommonFacts(task=facts, programs=[], versions={})
+    monkeypatch.setattr(first_rounds, "train_first_rounds", lambda *arguments: (60.0, common))
     varied = "--vary server-learning-rate=0.1,0.3"
     line = (
         f"sweep --private-selection --mean-trials 10 --trial-shape 0 {varied} --epsilon 8 "
@@ -468,3 +596,5 @@ def test_servers_refuse_plans_of_trials():
     ).plan()
     with refusal("states the guarantee of a private selection"):
         fedmf.Server(plan, shapes=[(3,)], clients_per_round=2, noise_seed="os")
+    with refusal("states the guarantee of a private selection"):
+        federated.dp_aggregator(plan, clients_per_round=2, noise_seed="os")

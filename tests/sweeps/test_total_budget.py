@@ -7,6 +7,7 @@ import pytest
 import fedmf
 from fedmf.privacy.gaussian import gaussian_epsilon
 from fedmf.sweeps import results
+from fedmf.sweeps import run as driver
 from fedmf.sweeps.grid import sweep_configs
 from fedmf.sweeps.total_budget import TotalBudget, divided
 from tests.cli.program import fedmf as program
@@ -46,28 +47,34 @@ def test_a_grid_counts_the_runs_that_add_noise():
     assert (divided_fixed["epsilon"], divided_fixed["delta"]) == (4.0, 5e-7)
 
 
-def runs_of(*names, family="identity"):
-    config = fedmf.TrainConfig(**FIXED | {"family": family}, noise_multiplier=1.0)
+def runs_of(budget, *names):
+    config = fedmf.TrainConfig(**FIXED, **budget.share(is_sampled=False))
     return dict.fromkeys(names, config)
 
 
 def test_a_budget_is_not_divided_again(tmp_path):
     budget = TotalBudget(epsilon=8.0, delta=1e-6, num_runs=2)
     without_noise = fedmf.TrainConfig(rounds=4, min_sep=2, cohort_size=2, family="none")
-    budget.reserve(tmp_path, runs_of("a", "b") | {"none": without_noise})
-    budget.reserve(tmp_path, runs_of("a", "b"))
+    budget.reserve(tmp_path, runs_of(budget, "a", "b") | {"none": without_noise})
+    budget.reserve(tmp_path, runs_of(budget, "a", "b"))
     assert TotalBudget.of(tmp_path) == budget
     with refusal("a budget cannot be divided again"):
-        TotalBudget(epsilon=8.0, delta=1e-6, num_runs=3).reserve(tmp_path, runs_of("a", "b", "c"))
+        TotalBudget(epsilon=8.0, delta=1e-6, num_runs=3).reserve(tmp_path, {})
     # A run counts before it begins, and after its folder was deleted.
     with refusal("would have 3 runs, and total_epsilon=8.0 was divided among 2"):
-        budget.reserve(tmp_path, runs_of("b", "c"))
-    run_folder = tmp_path / "runs" / "a"
+        budget.reserve(tmp_path, runs_of(budget, "b", "c"))
+    with refusal("run b does not add the noise of one of 2 runs with total_epsilon=8.0"):
+        budget.reserve(tmp_path, {"b": fedmf.TrainConfig(**FIXED, epsilon=8.0)})
+    # So does a run that another command has trained in the folder, also one of Python.
+    [config] = runs_of(budget, "c").values()
+    run_folder = tmp_path / "runs" / "c"
     run_folder.mkdir(parents=True)
-    (run_folder / "config.json").write_text("{}")
+    (run_folder / "config.json").write_text(config.to_json())
+    with refusal("would have 3 runs, and total_epsilon=8.0 was divided among 2"):
+        driver.train_all(tmp_path, runs_of(budget, "a"), driver.SweepOptions(noise_seed="os"))
     (tmp_path / "total_budget.json").unlink()
     with refusal("holds runs that no `total_epsilon` covers"):
-        budget.reserve(tmp_path, runs_of("a", "b"))
+        budget.reserve(tmp_path, runs_of(budget, "a", "b"))
 
 
 def test_every_row_of_the_tables_shows_what_all_runs_cost():

@@ -22,7 +22,7 @@ from fedmf.noise.graph_strategies import check_graph_strategy
 from fedmf.privacy.plan import Plan
 from fedmf.server.following import Scaling, check_scaling
 from fedmf.server.means import check_clients_per_round, check_zeroing_norm
-from fedmf.server.state import check_plan
+from fedmf.server.state import check_plan, check_single_run
 
 
 class MatrixFactorizationAggregator(tff.aggregators.UnweightedAggregationFactory):
@@ -199,6 +199,7 @@ def dp_aggregator(
       'float32[3]'
     """
     check_plan(plan)
+    check_single_run(plan)
     clients_per_round = check_clients_per_round(plan, clients_per_round)
     check_zeroing_norm(zeroing_norm)
     check_graph_strategy(noise_strategy)
