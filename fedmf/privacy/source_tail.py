@@ -127,6 +127,25 @@ def check_trial_tail(plan: NoisyPlan, trials: TrialCount, delta: float) -> None:
         check_tail(plan, HOST_END, delta=delta_of_trial)
 
 
+def check_tail_of_runs(noise_multiplier: float, num_runs: int, delta: float) -> None:
+    """Raises ValueError if the bounded size of normal draws on the host weakens the guarantee that
+    runs without client sampling have together.
+
+    Args:
+      noise_multiplier: noise multiplier of each run.
+      num_runs: number of runs.
+      delta: delta of all runs together.
+    """
+    run_shift = 1 / noise_multiplier
+    total_shift = math.sqrt(num_runs) * run_shift
+    if _bound_of_pairs(total_shift, run_shift, HOST_END, None) > delta / 10:
+        raise ValueError(
+            f"noise_multiplier={noise_multiplier:.3g} is too small for {num_runs} runs at "
+            f"delta={delta:g}: the bounded size of the noise could reveal a client; use a smaller "
+            "total epsilon"
+        )
+
+
 def is_revealed(
     plan: NoisyPlan,
     *,

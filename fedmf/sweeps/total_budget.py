@@ -19,6 +19,7 @@ from fedmf import checks, strict_json
 from fedmf.files import lock, make_folder, write_atomically
 from fedmf.privacy.flat_config import TARGETS
 from fedmf.privacy.gaussian import check_delta, check_epsilon, gaussian_noise_multiplier
+from fedmf.privacy.source_tail import check_tail_of_runs
 from fedmf.runs.config import TrainConfig, read_config_file
 from fedmf.runs.reading import read_object
 
@@ -56,11 +57,17 @@ class TotalBudget:
 
         Args:
           is_sampled: whether any run samples its clients.
+
+        Raises:
+          ValueError: runs without client sampling would have too little noise for the bounded size
+            of its draws.
         """
         if is_sampled:
             return {"epsilon": self.epsilon / self.num_runs, "delta": self.delta / self.num_runs}
-        noise_multiplier = gaussian_noise_multiplier(self.epsilon, self.delta)
-        return {"noise_multiplier": math.sqrt(self.num_runs) * noise_multiplier}
+        total_multiplier = gaussian_noise_multiplier(self.epsilon, self.delta)
+        noise_multiplier = math.sqrt(self.num_runs) * total_multiplier
+        check_tail_of_runs(noise_multiplier, self.num_runs, self.delta)
+        return {"noise_multiplier": noise_multiplier}
 
     def reserve(self, out: pathlib.Path, configs: Mapping[str, TrainConfig]) -> None:
         """Records runs in a sweep's folder before they begin, as some of those that the budget was

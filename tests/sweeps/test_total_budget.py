@@ -5,7 +5,8 @@ import math
 import pytest
 
 import fedmf
-from fedmf.privacy.gaussian import gaussian_epsilon
+from fedmf.privacy.gaussian import gaussian_epsilon, gaussian_noise_multiplier
+from fedmf.privacy.source_tail import check_tail_of_runs
 from fedmf.sweeps import results
 from fedmf.sweeps import run as driver
 from fedmf.sweeps.grid import sweep_configs
@@ -24,6 +25,15 @@ def test_runs_without_sampling_have_the_total_epsilon_together(num_runs):
     plan = fedmf.PlanConfig(rounds=4, min_sep=2, family="identity", **share).plan()
     together = (num_runs * plan.noise_multiplier**-2) ** -0.5
     assert 7.999 <= gaussian_epsilon(together, 1e-6) <= 8.0
+
+
+def test_noise_whose_draws_would_reveal_a_client_in_one_of_the_runs_is_refused():
+    """Each run alone reveals a client with a probability below a tenth of delta."""
+    budget = TotalBudget(epsilon=2500.0, delta=1e-6, num_runs=100)
+    noise_multiplier = 10 * gaussian_noise_multiplier(2500.0, 1e-6)
+    check_tail_of_runs(noise_multiplier, 1, 1e-6)
+    with refusal("too small for 100 runs"):
+        budget.share(is_sampled=False)
 
 
 def test_runs_with_sampling_have_shares_that_add_up():
