@@ -27,8 +27,8 @@ from fedmf.cli.values import PATH
 @click.option(
     "--public-data",
     type=PATH,
-    help="Data file of the same task, on whose clients the clip norm and the rates are measured.  "
-    "[default: the validation split, if no training client is in it]",
+    help="Data file of the same task, on whose clients the clip norm and the client rate are "
+    "measured.  [default: the validation split, if no training client is in it]",
 )
 @quiet_option
 @json_option
@@ -41,11 +41,12 @@ def settings(
     """Settings with which a first run learns, each with its reason.
 
     Cohort size, separation and rounds follow from the number of training clients. The clip norm and
-    the rates are measured on simulated clients, who hold public examples or those of the validation
-    split; no training client computes an update. If no such examples are there, the clip norm
-    follows a private quantile, and the rates are rules of thumb.
+    the client rate are measured on simulated clients, who hold public examples or those of the
+    validation split; no training client computes an update. If no such examples are there, both are
+    small numbers that suit all tasks. The server rate follows from the noise of the plan: it bounds
+    the step of a round, and the noise in the model.
 
-    It prints a `fedmf train` line. To find the rates, it trains some simulated runs.
+    It prints a `fedmf train` line.
 
     \b
     Example:

@@ -33,13 +33,13 @@ def up(value: float | None, digits: int = 4) -> str:
     return _rounded(value, digits, decimal.ROUND_CEILING)
 
 
-def down(value: float) -> str:
+def down(value: float, digits: int = 6) -> str:
     """Returns the text of a size of noise, such as a noise multiplier, rounded down.
 
     >>> down(0.7), down(0.12345678)
     ('0.7', '0.123456')
     """
-    return _rounded(value, 6, decimal.ROUND_FLOOR)
+    return _rounded(value, digits, decimal.ROUND_FLOOR)
 
 
 def factor(epsilon: float) -> str:

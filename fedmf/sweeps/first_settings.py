@@ -1,31 +1,33 @@
 """Settings for a first run on a task, each with its reason.
 
-Sizes follow from the number of training clients. Rates and the clip norm are measured on simulated
-clients, which hold examples of the validation split or of public data, with the noise of the run.
-The examples of training clients are not read. Without such data, the clip norm follows a private
-quantile of the updates' norms, and the rates are rules of thumb.
+Sizes follow from the number of training clients, and the server rate from the noise of the plan.
+The clip norm and the client rate are measured on simulated clients, who hold examples of the
+validation split or of public data. Without such data, both are small numbers that suit all tasks.
+The examples of training clients are not read.
 """
 
 import dataclasses
 import functools
 import math
-import tempfile
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
+from fedmf.mechanisms.error import max_error
+from fedmf.privacy.plan import update_noise_multiplier
+from fedmf.privacy.rounding import down
 from fedmf.runs.config import TrainConfig
 from fedmf.server.messages import ClientParams
 from fedmf.terminal import progress_bar
-from fedmf.training import DivergedRun, Machine, StopOnDivergence, Task, train
+from fedmf.training import Machine, Task
 from fedmf.training.client_data import client_data
 from fedmf.training.client_work import Broadcast, ClientWork, sums_of_copies
 from fedmf.training.evaluation import Evaluator
 from fedmf.training.example_checks import check_examples
 from fedmf.training.examples import Examples, count, take
 from fedmf.training.task_checks import OTHERS
+from fedmf.workloads import momentum_sgd
 
 MOMENTUM = 0.9
 # Clients and rounds without noise with which the client rate is chosen.
@@ -35,11 +37,14 @@ _CLIENT_RATES = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 # The client rate is this share of the rate that is best for one batch. A client with many batches
 # trains stably with it, and for a clipped update of one batch the rate makes no difference.
 _STABLE_SHARE = 0.1
-# First of the server rates that are tried (see `_server_rate`), and most moves of the search.
-_FIRST_STEP = 1
-_MOST_STEPS = 6
 _QUANTILE = 0.1
 _SEED = 0
+# Settings without data on which to measure them.
+_SMALL_CLIP_NORM = 0.01
+_SMALL_CLIENT_RATE = 0.1
+# Bounds on what the server adds to the model (see `_bounded_server_rate`).
+_LARGEST_STEP = 0.5
+_LARGEST_NOISE = 0.22
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -68,12 +73,12 @@ def first_settings(
     Args:
       task: the task.
       config: task, data and privacy target; other fields are replaced.
-      public_task: the same task on public data, on whose clients rates and clip norm are measured.
+      public_task: the same task on public data, on whose clients the clip norm and the client rate
+        are measured.
       progress: show a progress bar.
 
     Raises:
-      ValueError: there are fewer than 20 training clients, all gradients are 0, or all simulated
-        runs diverge.
+      ValueError: there are fewer than 20 training clients, or all gradients are 0.
     """
     num_clients = len(task.client_ids)
     sizes = _sizes(num_clients)
@@ -83,13 +88,16 @@ def first_settings(
     reasons["warmup"] = "the first rounds have no larger steps than later ones"
     measuring = _measuring_task(task, public_task)
     if measuring is None:
-        measured_values, measured_reasons = _rules_of_thumb()
+        client_values, client_reasons = _unmeasured_settings()
     else:
         with progress_bar.bar(desc="simulating", unit="rate", disable=not progress) as bar:
             simulation = _Simulation(measuring, config, bar)
-            measured_values, measured_reasons = simulation.settings()
-    config = dataclasses.replace(config, **measured_values)
-    return FirstSettings(config=config, reasons=reasons | measured_reasons)
+            client_values, client_reasons = simulation.settings()
+    config = dataclasses.replace(config, **client_values)
+    server_rate, server_reason = _bounded_server_rate(config)
+    config = dataclasses.replace(config, server_learning_rate=server_rate)
+    reasons |= client_reasons | {"server_learning_rate": server_reason}
+    return FirstSettings(config=config, reasons=reasons)
 
 
 def _sizes(num_clients: int) -> dict[str, Any]:
@@ -126,29 +134,62 @@ def _size_reasons(sizes: dict[str, int], num_clients: int) -> dict[str, str]:
     }
 
 
-def _rules_of_thumb() -> tuple[dict[str, Any], dict[str, str]]:
-    """Returns clip norm and rates without data on which to measure them, and their reasons."""
-    rules = {
-        "clip_norm": 0.1,
-        "clip_quantile": 0.5,
-        "clip_every": 5,
-        "client_learning_rate": 0.1,
-        "server_learning_rate": 0.5,
-    }
+def _unmeasured_settings() -> tuple[dict[str, float], dict[str, str]]:
+    """Returns clip norm and client rate without data on which to measure them, and their
+    reasons.
+    """
+    values = {"client_learning_rate": _SMALL_CLIENT_RATE, "clip_norm": _SMALL_CLIP_NORM}
     reasons = {
-        "clip_norm": "of the first rounds; afterwards it follows the private quantile",
-        "clip_quantile": "the median of the updates' norms, a private quantile whose cost is part "
-        "of epsilon: there are no public data on which to measure a clip norm",
-        "clip_every": "finds the median within the rounds of a small run",
-        "client_learning_rate": "a rule of thumb, as nothing was measured: try 0.03 and 0.3 too",
-        "server_learning_rate": "a rule of thumb, as nothing was measured: try 0.2 and 1 too",
+        "client_learning_rate": "small, so that clients with many batches train stably; clipping "
+        "removes the size of their updates",
+        "clip_norm": "so small that nearly all updates are clipped to it, as there are no public "
+        "data on which to measure their norms",
     }
-    return rules, reasons
+    return values, reasons
+
+
+def _bounded_server_rate(config: TrainConfig) -> tuple[float, str]:
+    """Returns the server rate of a run, and its reason.
+
+    A clipped update has the clip norm as its norm, whatever the task. So the server rate times the
+    clip norm is the largest step of a round, and the noise is proportional to the same product.
+    The rate is the largest one that satisfies a bound on each. A clip norm that follows a quantile
+    has no such bound: noise that moves the model too far raises the norms of the updates, these
+    raise the clip norm, and it raises the noise.
+
+    Args:
+      config: config of the run, with all other settings.
+    """
+    unit_config = dataclasses.replace(config, server_learning_rate=1.0)
+    noise_of_unit_rate = _largest_weight_noise(unit_config)
+    largest_rate = min(_LARGEST_STEP / config.clip_norm, _LARGEST_NOISE / noise_of_unit_rate)
+    server_rate = float(down(largest_rate, digits=2))
+    reason = (
+        "the largest rate with which the step of a round, before momentum, has a norm of at most "
+        f"{_LARGEST_STEP:g} (here {server_rate * config.clip_norm:.2g}), and the noise in each "
+        f"weight of the model has a standard deviation of at most {_LARGEST_NOISE:g} (here "
+        f"{server_rate * noise_of_unit_rate:.2g})"
+    )
+    return server_rate, reason
+
+
+def _largest_weight_noise(config: TrainConfig) -> float:
+    """Returns the standard deviation of the noise in each weight of the model, in the round in
+    which it is largest.
+    """
+    plan = config.plan()
+    workload = momentum_sgd(
+        config.rounds,
+        momentum=config.server_momentum,
+        learning_rates=config.server_schedule().learning_rates(),
+    )
+    noise_of_mean = update_noise_multiplier(plan) * config.clip_norm / config.cohort_size
+    return noise_of_mean * max_error(plan.mechanism, workload, plan.participation)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Measuring:
-    """Simulated clients on whom rates and the clip norm are measured.
+    """Simulated clients on whom the clip norm and the client rate are measured.
 
     Attributes:
       task: the task with as many simulated clients as train, who hold other examples.
@@ -210,7 +251,7 @@ def _simulated(
 
 
 class _Simulation:
-    """Measurement of the clip norm and of the rates on simulated clients.
+    """Measurement of the clip norm and of the client rate on simulated clients.
 
     Args:
       measuring: the simulated clients.
@@ -221,7 +262,7 @@ class _Simulation:
     def __init__(self, measuring: _Measuring, config: TrainConfig, bar: Any) -> None:
         self._task = measuring.task
         self._source = measuring.source
-        self._config = dataclasses.replace(config, evaluate_every=config.rounds)
+        self._config = config
         self._evaluator = Evaluator(self._task, self._config)
         self._gradient_config = dataclasses.replace(
             self._config, client_learning_rate=1.0, client_batches=1, client_optimizer="sgd"
@@ -229,20 +270,9 @@ class _Simulation:
         self._bar = bar
 
     def settings(self) -> tuple[dict[str, float], dict[str, str]]:
-        """Returns the clip norm and the rates, and the reason of each."""
+        """Returns the clip norm and the client rate, and the reason of each."""
         client_rate = self._client_rate()
         clip_norm = self._clip_norm(client_rate)
-        self._config = dataclasses.replace(
-            self._config, client_learning_rate=client_rate, clip_norm=clip_norm
-        )
-        loss_by_rate = self._searched_server_rates()
-        server_rate = min(loss_by_rate, key=loss_by_rate.__getitem__)
-        if not math.isfinite(loss_by_rate[server_rate]):
-            raise ValueError(
-                f"simulated runs diverged with all of {len(loss_by_rate)} server rates: use a "
-                f"larger epsilon than {self._config.epsilon}, or a smaller model"
-            )
-        tried_text = ", ".join(f"{rate:g}" for rate in sorted(loss_by_rate))
         reasons = {
             "client_learning_rate": f"{_STABLE_SHARE} times the one of {len(_CLIENT_RATES)} rates "
             f"with the least loss after {_PROBE_ROUNDS} rounds of {_PROBE_CLIENTS} simulated "
@@ -250,15 +280,8 @@ class _Simulation:
             "batches train stably with it",
             "clip_norm": f"the {_QUANTILE:.0%} quantile of the norms of updates of clients who "
             f"hold examples of {self._source}: no norm of a training client was read",
-            "server_learning_rate": f"of {tried_text} the rate with the least loss at the end of a "
-            f"simulated run with the noise of this plan ({loss_by_rate[server_rate]:.3g})",
         }
-        values = {
-            "client_learning_rate": client_rate,
-            "clip_norm": clip_norm,
-            "server_learning_rate": server_rate,
-        }
-        return values, reasons
+        return {"client_learning_rate": client_rate, "clip_norm": clip_norm}, reasons
 
     def _clip_norm(self, rate: float) -> float:
         """Returns a quantile of the norms of updates of the initial model, with two digits."""
@@ -266,7 +289,7 @@ class _Simulation:
         norms = [
             rate * math.sqrt(sum(float((array**2).sum()) for array in gradient))
             for t in range(_PROBE_ROUNDS)
-            for gradient in self._gradients(weights, t)
+            for gradient in self._gradient_sums(weights, t, group_size=1)
         ]
         clip_norm = float(np.quantile(norms, _QUANTILE))
         if clip_norm == 0:
@@ -274,32 +297,6 @@ class _Simulation:
                 f"updates of clients who hold examples of {self._source} are 0: name other data"
             )
         return float(f"{clip_norm:.2g}")
-
-    def _searched_server_rates(self) -> dict[float, float]:
-        """Returns the losses of simulated runs by server rate. The search moves to a neighbouring
-        rate as long as the loss there is smaller.
-        """
-        loss_by_step: dict[int, float] = {}
-
-        def loss_at(step: int) -> float:
-            if step not in loss_by_step:
-                loss_by_step[step] = self._loss_of_run(_server_rate(step))
-                self._bar.update()
-            return loss_by_step[step]
-
-        best_step = _FIRST_STEP
-        for _ in range(_MOST_STEPS):
-            better_steps = (
-                step
-                for step in (best_step - 1, best_step + 1)
-                # Of equal losses, such as those of diverged runs, the smaller rate is better.
-                if (loss_at(step), step) < (loss_at(best_step), best_step)
-            )
-            next_step = next(better_steps, None)
-            if next_step is None:
-                break
-            best_step = next_step
-        return {_server_rate(step): loss for step, loss in loss_by_step.items()}
 
     def _client_rate(self) -> float:
         """Returns a share of the rate with the least loss after some rounds without noise."""
@@ -316,9 +313,9 @@ class _Simulation:
         """
         weights = self._task.initial_weights(self._config.seed)
         for t in range(_PROBE_ROUNDS):
-            gradients = self._gradients(weights, t)
-            for i in range(len(weights)):
-                mean_gradient = np.mean([gradient[i] for gradient in gradients], axis=0)
+            (gradient_sum,) = self._gradient_sums(weights, t, group_size=_PROBE_CLIENTS)
+            for i, gradient in enumerate(gradient_sum):
+                mean_gradient = gradient / _PROBE_CLIENTS
                 weights[i] = (weights[i] - rate * mean_gradient).astype(weights[i].dtype)
             if not all(np.isfinite(weight).all() for weight in weights):
                 return math.inf
@@ -333,43 +330,18 @@ class _Simulation:
         settings = dataclasses.replace(settings, work_kind=learner.work_kind(settings))
         return learner.client_work(settings, Machine())
 
-    def _gradients(self, weights: list[np.ndarray], t: int) -> list[Sequence[np.ndarray]]:
-        """Returns the gradients of the clients of a round, neither clipped nor noised. A client's
-        update in one batch is its gradient times the client rate.
+    def _gradient_sums(
+        self, weights: list[np.ndarray], t: int, *, group_size: int
+    ) -> list[Sequence[np.ndarray]]:
+        """Returns the sums of the gradients of groups of clients of a round, neither clipped nor
+        noised. A client's update in one batch is its gradient times the client rate.
         """
         client_params = ClientParams(clip_norm=math.inf, zeroing_norm=math.inf, scales=[])
         num_clients = len(self._task.client_ids)
-        groups = [
-            [client_data(self._task, self._gradient_config, t, client % num_clients)]
+        clients = [
+            client_data(self._task, self._gradient_config, t, client % num_clients)
             for client in range(t * _PROBE_CLIENTS, (t + 1) * _PROBE_CLIENTS)
         ]
+        groups = [clients[i : i + group_size] for i in range(0, _PROBE_CLIENTS, group_size)]
         sent = Broadcast(weights, client_params)
         return [group_sum.values for group_sum in sums_of_copies(self._client_work, sent, groups)]
-
-    def _loss_of_run(self, server_rate: float) -> float:
-        """Returns the validation loss at the end of a simulated run with noise; infinity if it
-        diverges.
-        """
-        config = dataclasses.replace(self._config, server_learning_rate=server_rate)
-        with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            try:
-                run = train(
-                    self._task,
-                    config,
-                    folder=f"{folder}/run",
-                    noise_seed=_SEED,
-                    progress=False,
-                    test=False,
-                    callbacks=[StopOnDivergence()],
-                )
-            except DivergedRun:
-                return math.inf
-        assert run.result is not None
-        loss: float = run.result["validation"]["loss"]
-        return loss if math.isfinite(loss) else math.inf
-
-
-def _server_rate(step: int) -> float:
-    """Returns the server rate of a step of the search: 1 for step 0, about 3 for step 1."""
-    return float(f"{10 ** (step / 2):.1g}")

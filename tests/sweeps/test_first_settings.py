@@ -1,7 +1,8 @@
-"""Settings of a first run: sizes, where they are measured, and that they learn."""
+"""Settings of a first run: sizes, bounds of the server rate, where the others are measured, and
+that they learn.
+"""
 
 import dataclasses
-import math
 import shlex
 
 import numpy as np
@@ -34,21 +35,6 @@ def with_others(task):
     return task
 
 
-@pytest.fixture
-def simulated_rates(monkeypatch):
-    """Replaces simulated runs by a loss that is least at the server rate 0.1, and infinite above
-    0.3.
-    """
-    tried_rates = []
-
-    def loss_of_run(simulation, rate):
-        tried_rates.append(rate)
-        return math.inf if rate > 0.3 else abs(math.log10(rate) + 1)
-
-    monkeypatch.setattr(settings_module._Simulation, "_loss_of_run", loss_of_run)
-    return tried_rates
-
-
 @pytest.mark.parametrize("num_clients", [20, 21, 199, 200, 1000, 5000, 342_477])
 def test_sizes_suit_the_number_of_clients(num_clients):
     sizes = settings_module._sizes(num_clients)
@@ -62,12 +48,36 @@ def test_few_clients_are_refused():
         settings_module._sizes(19)
 
 
-def test_rates_are_measured_on_the_validation_split_of_others(simulated_rates):
+def noise_in_weights(config):
+    """Simulates the noise in a weight by hand, and returns its standard deviation by round."""
+    plan = config.plan()
+    noise_rows = plan.mechanism.noising() * plan.stddev / config.cohort_size
+    momentum_row = np.zeros(config.rounds)
+    weight_row = np.zeros(config.rounds)
+    stddevs = []
+    for t, rate in enumerate(config.server_schedule().learning_rates()):
+        momentum_row = config.server_momentum * momentum_row + noise_rows[t]
+        weight_row = weight_row + rate * momentum_row
+        stddevs.append(np.linalg.norm(weight_row))
+    return np.array(stddevs)
+
+
+@pytest.mark.parametrize("epsilon", [0.5, 3.0, 50.0])
+def test_step_and_noise_are_bounded_and_one_is_at_its_bound(epsilon):
+    """The server rate has two digits, the first of which may be a 1."""
+    config_with_epsilon = dataclasses.replace(CONFIG, epsilon=epsilon)
+    config = first_settings(task_of(), config_with_epsilon, progress=False).config
+    largest_noise = noise_in_weights(config).max()
+    step = config.server_learning_rate * config.clip_norm
+    assert step <= 0.5
+    assert largest_noise <= 0.22
+    assert max(step / 0.5, largest_noise / 0.22) > 0.9
+
+
+def test_clip_norm_and_client_rate_are_measured_on_the_validation_split_of_others():
     """No training client's examples are read."""
     proposal = first_settings(with_others(task_of()), CONFIG, progress=False)
     config = proposal.config
-    assert (config.server_learning_rate, config.clip_quantile) == (0.1, None)
-    assert simulated_rates == [1.0, 3.0, 0.3, 0.1, 0.03]
     assert "the validation split" in proposal.reasons["clip_norm"]
     # The gradient of half the mean squared error has the norm of its error, which the features
     # hardly change; the best rate of a step is then about 1, and the client rate is a tenth.
@@ -80,15 +90,14 @@ def test_rates_are_measured_on_the_validation_split_of_others(simulated_rates):
     assert set(proposal.reasons) <= {field.name for field in dataclasses.fields(config)}
 
 
-def test_without_other_validation_clients_the_clip_norm_is_a_private_quantile(simulated_rates):
-    proposal = first_settings(task_of(), CONFIG, progress=False)
-    assert simulated_rates == []
-    assert proposal.config.clip_quantile == 0.5
-    assert "private quantile" in proposal.reasons["clip_quantile"]
-    assert proposal.config.plan().quantile_clipping is not None
+def test_without_other_validation_clients_nothing_is_read():
+    task = task_of(evaluation_examples=unreadable)
+    proposal = first_settings(task, CONFIG, progress=False)
+    assert (proposal.config.clip_norm, proposal.config.client_learning_rate) == (0.01, 0.1)
+    assert "no public data" in proposal.reasons["clip_norm"]
 
 
-def test_public_clients_replace_the_validation_split(simulated_rates):
+def test_public_clients_replace_the_validation_split():
     """With features ten times as large, gradients are up to a hundred times as large."""
     norms = []
     for factor in (1, 10):
@@ -101,15 +110,7 @@ def test_public_clients_replace_the_validation_split(simulated_rates):
     assert norms[1] > 5 * norms[0]
 
 
-def test_settings_of_a_plan_with_which_every_run_diverges_are_refused(monkeypatch):
-    monkeypatch.setattr(
-        settings_module._Simulation, "_loss_of_run", lambda simulation, rate: math.inf
-    )
-    with refusal("simulated runs diverged with all of"):
-        first_settings(with_others(task_of()), CONFIG, progress=False)
-
-
-def test_the_command_makes_the_proposed_config(simulated_rates):
+def test_the_command_makes_the_proposed_config():
     proposal = first_settings(with_others(task_of()), CONFIG, progress=False)
     words = shlex.split(proposal.command())
     assert words[:2] == ["fedmf", "train"]
@@ -122,10 +123,13 @@ def test_the_command_makes_the_proposed_config(simulated_rates):
     assert float(flag_values["--epsilon"]) == 8
 
 
-def test_proposed_settings_learn(tmp_path):
+@pytest.mark.parametrize("is_measured", [False, True])
+def test_proposed_settings_learn(is_measured, tmp_path):
     """The slopes of the linear model are found up to the noise, in ten times its final loss."""
-    task = with_others(numpy_task.linear_task(client_ids=np.arange(160) // 4))
-    proposal = first_settings(task, dataclasses.replace(CONFIG, epsilon=50.0), progress=False)
+    task = numpy_task.linear_task(client_ids=np.arange(160) // 4)
+    public_task = task if is_measured else None
+    config = dataclasses.replace(CONFIG, epsilon=50.0)
+    proposal = first_settings(task, config, public_task=public_task, progress=False)
     run = fedmf.training.train(
         task, proposal.config, folder=tmp_path / "run", noise_seed="os", progress=False
     )

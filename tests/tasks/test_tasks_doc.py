@@ -41,12 +41,12 @@ def test_the_commands_run_as_printed(as_printed, monkeypatch):
         assert low < run.result["test"][run.plan["task"]["headline_metric"]] < high
 
 
-@pytest.mark.parametrize("name", ["cifar10", "regression"])
+@pytest.mark.parametrize("name", ["emnist", "cifar10", "regression"])
 def test_proposed_settings_are_nearly_as_good_as_the_tuned_ones(
     name, as_printed, tmp_path, monkeypatch
 ):
-    """The loss is at most 20% above that of the command as printed, and nothing diverges. With
-    public data of other writers, this was seen for EMNIST as well, in a run of four minutes.
+    """The losses are at most 20% above those of the command as printed, and nothing diverges. For
+    EMNIST, whose training writers are in its validation split, nothing is measured.
     """
     monkeypatch.chdir(as_printed)
     [line] = [line for line in COMMANDS if f"train --task {name} " in line]
@@ -54,8 +54,10 @@ def test_proposed_settings_are_nearly_as_good_as_the_tuned_ones(
     command = printed_by(f"plan settings {' '.join(options)} --quiet")["command"]
     finished_process = fedmf(f"{command} --quiet --stop-on-divergence --out {tmp_path / 'run'}")
     assert "diverges" not in finished_process.stderr
-    tuned_loss = Run.load(f"runs/{name}").result["validation"]["loss"]
-    assert Run.load(tmp_path / "run").result["validation"]["loss"] < 1.2 * tuned_loss
+    proposed = Run.load(tmp_path / "run").result
+    tuned = Run.load(f"runs/{name}").result
+    for split in ("validation", "test"):
+        assert proposed[split]["loss"] < 1.2 * tuned[split]["loss"]
 
 
 def test_errors_have_the_order_of_the_table(as_printed, tmp_path, monkeypatch):
