@@ -44,7 +44,7 @@ _SMALL_CLIP_NORM = 0.01
 _SMALL_CLIENT_RATE = 0.1
 # Bounds on what the server adds to the model (see `_bounded_server_rate`).
 _LARGEST_STEP = 0.5
-_LARGEST_NOISE = 0.22
+_LARGEST_NOISE = 0.24
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

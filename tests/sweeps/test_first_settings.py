@@ -70,8 +70,8 @@ def test_step_and_noise_are_bounded_and_one_is_at_its_bound(epsilon):
     largest_noise = noise_in_weights(config).max()
     step = config.server_learning_rate * config.clip_norm
     assert step <= 0.5
-    assert largest_noise <= 0.22
-    assert max(step / 0.5, largest_noise / 0.22) > 0.9
+    assert largest_noise <= 0.24
+    assert max(step / 0.5, largest_noise / 0.24) > 0.9
 
 
 def test_clip_norm_and_client_rate_are_measured_on_the_validation_split_of_others():
