@@ -270,13 +270,16 @@ class _Selection:
     def _failed_names(self) -> list[str]:
         """Trains all trials that have not ended, and returns the names of those that fail."""
         failures: dict[str, driver.Failure] = {}
-        names = self._prepared_names()
+        names = self._prepared_names(failures)
         for _ in driver.iter_finished_runs(self._private, names, self._options, failures):
             pass
         return list(failures)
 
-    def _prepared_names(self) -> Iterator[str]:
-        """Yields the name of each trial that has not ended, after writing what it begins with."""
+    def _prepared_names(self, failures: dict[str, driver.Failure]) -> Iterator[str]:
+        """Yields the name of each trial that has not ended, after writing what it begins with.
+
+        Trials whose drawn values make no valid configuration are added to `failures`.
+        """
         for trial_index, chosen in enumerate(self._settings):
             name = _name(trial_index)
             if state(self._private, name) == "finished" or self._has_failed(name):
@@ -284,9 +287,8 @@ class _Selection:
             seeds = draws.TrialSeeds.of(self._noise_secret, trial_index)
             try:
                 _, config = sweep_config({**self._space.fixed, "seed": seeds.public}, chosen)
-            except ValueError:
-                # The values drawn from ranges make no valid configuration.
-                self._mark_failed(name)
+            except ValueError as error:
+                failures[name] = driver.Failure(driver.BAD_ARGUMENTS, str(error))
                 continue
             with writing(self._private):
                 prepare(self._private, name, config, seeds.noise)

@@ -336,9 +336,19 @@ def test_a_machine_that_can_train_no_longer_cuts_no_selection_short(tmp_path, mo
         with refusal("the first rounds of a trial cannot be trained.*no trial counts as failed"):
             select(out_path)
     assert not (out_path / "selected").exists()
-    # A trial that a signal has ended once is trained again.
-    Trials.install(monkeypatch, lambda name, times: name == "2" and times == 1)
+    # A trial that a signal has ended once is trained again, and so is one whose data could not be
+    # read before it began.
+    trials = Trials.install(monkeypatch, lambda name, times: name == "2" and times == 1)
+    sweep_config = selection.sweep_config
+
+    def configured(fixed, chosen):
+        if fixed["seed"] == draws.TrialSeeds.of(SECRET, 1).public and "2" not in trials.begun:
+            raise ValueError("the data cannot be read")
+        return sweep_config(fixed, chosen)
+
+    monkeypatch.setattr(selection, "sweep_config", configured)
     select(out_path)
+    assert trials.begun == [None, "2", None, "1", "2"]
     assert contents(out_path) == contents(expected_path)
 
 
