@@ -134,7 +134,7 @@ def _size_reasons(sizes: dict[str, int], num_clients: int) -> dict[str, str]:
     }
 
 
-def _unmeasured_settings() -> tuple[dict[str, float], dict[str, str]]:
+def _unmeasured_settings() -> tuple[dict[str, Any], dict[str, str]]:
     """Returns clip norm and client rate without data on which to measure them, and their
     reasons.
     """
@@ -269,7 +269,7 @@ class _Simulation:
         )
         self._bar = bar
 
-    def settings(self) -> tuple[dict[str, float], dict[str, str]]:
+    def settings(self) -> tuple[dict[str, Any], dict[str, str]]:
         """Returns the clip norm and the client rate, and the reason of each."""
         client_rate = self._client_rate()
         clip_norm = self._clip_norm(client_rate)
