@@ -109,7 +109,7 @@ def _random_arguments(
         if slots.share_weights:
             weight_noise[:] = weight_noise[0]
         random_weights.append((weight + weight_noise).astype(weight.dtype))
-    random_batches = [random_batch(rng, slots.spec, size) for _ in range(slots.number)]
+    random_batches = [_random_batch(rng, slots.spec, size) for _ in range(slots.number)]
 
     def stack(*leaves: Any) -> np.ndarray:
         """Stacks the leaves of the slots' batches."""
@@ -123,7 +123,7 @@ def _random_arguments(
     return random_weights, x, y
 
 
-def random_batch(rng: np.random.Generator, spec: tuple[Any, Any], size: int) -> Examples:
+def _random_batch(rng: np.random.Generator, spec: tuple[Any, Any], size: int) -> Examples:
     """Returns a batch of random examples of a spec.
 
     Raises:
@@ -146,6 +146,13 @@ def random_batch(rng: np.random.Generator, spec: tuple[Any, Any], size: int) -> 
     random_inputs = nest.map_leaves(functools.partial(random_leaf, 1), x_spec)
     random_labels = nest.map_leaves(functools.partial(random_leaf, 0), y_spec)
     return random_inputs, random_labels
+
+
+def positive_batch(rng: np.random.Generator, spec: tuple[Any, Any], size: int) -> Examples:
+    """Returns a random batch without negative numbers, for which models with logarithms or roots
+    have finite losses. On others, kernels of the same model may differ in NaN.
+    """
+    return nest.map_leaves(np.abs, _random_batch(rng, spec, size))
 
 
 def _check_equal_bits(stacked: Any, expected: Any) -> None:

@@ -48,7 +48,7 @@ from fedmf.training.client_work import (
     with_finite_examples,
 )
 from fedmf.training.examples import ClientData, Epochs, has_one_example
-from fedmf.training.independence import Slots, check_independent, random_batch
+from fedmf.training.independence import Slots, check_independent, positive_batch
 from fedmf.training.learner import ClientSettings
 
 
@@ -106,7 +106,7 @@ class VectorisedClients(ClientWork):
             self._loss_and_gradients, input_signature=[sent_spec.weights, *self._batch_specs]
         )
         check_clients_stay_separate(loss_and_gradients)
-        examples = random_batch(np.random.default_rng(0), settings.spec, min(2, self._batch_size))
+        examples = positive_batch(np.random.default_rng(0), settings.spec, min(2, self._batch_size))
         x, y = tf.nest.map_structure(tf.constant, examples)
         initial_model = functions.build_model(settings.seed)
         initial_weights = [variable.read_value() for variable in initial_model.trainable_variables]

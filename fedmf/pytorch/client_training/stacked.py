@@ -37,7 +37,7 @@ from fedmf.training.batching import concatenated_epochs, list_batches, order_ste
 from fedmf.training.client_work import Broadcast
 from fedmf.training.examples import Epochs
 from fedmf.training.execution.in_threads import ClientResult
-from fedmf.training.independence import Slots, check_independent, random_batch
+from fedmf.training.independence import Slots, check_independent, positive_batch
 from fedmf.training.learner import ClientSettings
 
 # PyTorch warns of each operation that torch.vmap computes for one client after the other.
@@ -115,7 +115,7 @@ class ClientStack:
         initial_weights = [as_array(parameter) for parameter in parameters]
         states_before = self._states()
         rng = np.random.default_rng(0)
-        batch = random_batch(rng, settings.spec, min(2, max(self._checked_batch_sizes())))
+        batch = positive_batch(rng, settings.spec, min(2, max(self._checked_batch_sizes())))
         with training_mode(self._device):
             self._check_operations(single_client, initial_weights, batch)
             self._check_agreement(single_client, initial_weights, batch)
