@@ -149,3 +149,23 @@ def test_files_of_other_columns_are_refused(data_files):
         task_of(data_files["one"], classes_data=data_files["numbers"])
     with refusal("names no data file"):
         tasks.task_from_config(TrainConfig(task="classification", family="none", min_sep=1))
+
+
+@pytest.mark.slow
+def test_proposed_settings_learn(tmp_path, monkeypatch):
+    """The best classifier of these rows has an accuracy of 0.93, and a constant one of 0.5."""
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    labels = rng.integers(2, size=3000)
+    sizes = 3 * labels + rng.normal(size=3000)
+    lines = [f"u{i % 600},{labels[i]},{sizes[i]}" for i in range(3000)]
+    (tmp_path / "rows.csv").write_text("\n".join(["user,label,size", *lines]))
+    columns = "--user-column user --label-column label --number-columns size"
+    program(f"data import rows.csv {columns} --out rows.sqlite --quiet")
+    settings = "plan settings --data rows.sqlite -o model=logistic --epsilon 8 --quiet"
+    command = printed_by(settings)["command"]
+    finished_process = program(f"{command} --quiet --stop-on-divergence --out run")
+    assert "diverges" not in finished_process.stderr
+    run = fedmf.Run.load("run")
+    assert run.plan["epsilon"] == pytest.approx(8, abs=1e-3)
+    assert run.result["test"]["accuracy"] > 0.85
