@@ -14,7 +14,7 @@ is deleted. Each step can be repeated after a crash.
 The guarantee holds for the drawn number of trials, and not for a number that depends on when a disk
 was full or a package was updated. So every command first trains the first rounds of a run, and is
 refused if these fail or differ from those before the draw. A trial counts as failed if it fails
-twice, and the first rounds succeed in between.
+twice, the second time alone, and the first rounds succeed after each failure.
 """
 
 import contextlib
@@ -253,13 +253,18 @@ class _Selection:
 
     def _train(self) -> None:
         """Trains all trials that have not ended. A trial that fails is trained again once, if the
-        first rounds show that trials can still be trained.
+        first rounds show that trials can still be trained. It has failed if they show it after its
+        second failure too.
         """
         try:
-            if self._failed_names():
-                _, common = first_rounds.train_first_rounds(self._out, self._space, self._options)
-                self._check_common(common)
-                for name in self._failed_names():
+            failed_names = self._failed_names(self._unfinished_names(), self._options)
+            if failed_names:
+                self._check_first_rounds()
+            # Trials that train at the same time may lack memory that each of them alone has.
+            alone = dataclasses.replace(self._options, jobs=1)
+            for name in failed_names:
+                if self._failed_names([name], alone):
+                    self._check_first_rounds()
                     self._mark_failed(name)
         except driver.StoppedSweep:
             raise driver.StoppedSweep(
@@ -267,26 +272,42 @@ class _Selection:
                 "resume"
             ) from None
 
-    def _failed_names(self) -> list[str]:
-        """Trains all trials that have not ended, and returns the names of those that fail."""
-        failures: dict[str, driver.Failure] = {}
-        names = self._prepared_names(failures)
-        for _ in driver.iter_finished_runs(self._private, names, self._options, failures):
-            pass
-        return list(failures)
+    def _check_first_rounds(self) -> None:
+        """Raises ValueError unless trials can now be trained, and as before the draw."""
+        _, common = first_rounds.train_first_rounds(self._out, self._space, self._options)
+        self._check_common(common)
 
-    def _prepared_names(self, failures: dict[str, driver.Failure]) -> Iterator[str]:
-        """Yields the name of each trial that has not ended, after writing what it begins with.
+    def _unfinished_names(self) -> list[str]:
+        """Returns the names of all trials that have not ended."""
+        names = map(_name, range(len(self._settings)))
+        return [
+            name
+            for name in names
+            if state(self._private, name) != "finished" and not self._has_failed(name)
+        ]
+
+    def _failed_names(self, names: list[str], options: driver.SweepOptions) -> list[str]:
+        """Trains some trials, and returns the names of those that fail."""
+        failures: dict[str, driver.Failure] = {}
+        prepared_names = self._prepared_names(names, failures)
+        for _ in driver.iter_finished_runs(self._private, prepared_names, options, failures):
+            pass
+        return [name for name in failures if state(self._private, name) != "finished"]
+
+    def _prepared_names(
+        self, names: list[str], failures: dict[str, driver.Failure]
+    ) -> Iterator[str]:
+        """Yields the name of each trial after writing what it begins with.
 
         Trials whose drawn values make no valid configuration are added to `failures`.
         """
-        for trial_index, chosen in enumerate(self._settings):
-            name = _name(trial_index)
-            if state(self._private, name) == "finished" or self._has_failed(name):
-                continue
+        for name in names:
+            trial_index = int(name.partition("/")[0])
             seeds = draws.TrialSeeds.of(self._noise_secret, trial_index)
             try:
-                _, config = sweep_config({**self._space.fixed, "seed": seeds.public}, chosen)
+                _, config = sweep_config(
+                    {**self._space.fixed, "seed": seeds.public}, self._settings[trial_index]
+                )
             except ValueError as error:
                 failures[name] = driver.Failure(driver.BAD_ARGUMENTS, str(error))
                 continue
@@ -335,15 +356,18 @@ class _Selection:
         """Returns the score of a finished trial.
 
         Raises:
-          ValueError: it was trained on other data than the first rounds, or on a task that declares
-            other validation clients.
+          ValueError: it was trained on other data than the first rounds, with other packages, or
+            on a task that declares other validation clients.
         """
         facts = TaskFacts.of(run)
-        if facts != self._common.task or not self._space.may_score(facts):
+        # plan.json of the selected trial would tell when it was trained.
+        has_same_versions = run.plan["versions"] == self._common.versions
+        may_score = self._space.may_score(facts)
+        if facts != self._common.task or not has_same_versions or not may_score:
             raise ValueError(
-                f"the data of the selection in {self._out} changed while its trials trained, so "
-                "that it cannot end: nothing of it was released, and a selection in another folder "
-                "has the whole guarantee"
+                f"the data or packages of the selection in {self._out} changed while its trials "
+                "trained, so that it cannot end: nothing of it was released, and a selection in "
+                "another folder has the whole guarantee"
             )
         return trial_score(run)
 

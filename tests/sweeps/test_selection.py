@@ -23,6 +23,7 @@ from fedmf.sweeps.grid import Range
 from fedmf.sweeps.run import SweepOptions
 from fedmf.sweeps.selection import run_selection
 from fedmf.sweeps.selection_space import CommonFacts, SelectionSpace, TaskFacts
+from fedmf.training import run_setup
 from tests.cli.program import fedmf as program
 from tests.refusals import refusal
 from tests.sweeps import programs
@@ -353,6 +354,50 @@ def test_a_machine_that_can_train_no_longer_cuts_no_selection_short(tmp_path, mo
 
 
 @pytest.mark.usefixtures("in_this_process")
+def test_a_second_failure_counts_only_if_trials_can_be_trained_after_it(tmp_path, monkeypatch):
+    """Else a disk that is full again while trials are repeated would cut the selection short."""
+    with_trials(monkeypatch, 3)
+    is_broken = [False]
+
+    def fails(name, times):
+        is_broken[0] |= name == "1" and times == 2
+        return is_broken[0] or name in ("1", "2")
+
+    trials = Trials.install(monkeypatch, fails)
+    with refusal("the first rounds of a trial cannot be trained.*no trial counts as failed"):
+        select(tmp_path)
+    assert trials.begun == [None, "0", "1", "2", None, "1", None]
+    assert not (tmp_path / "private" / "failed").exists()
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_trials_that_lack_memory_for_several_at_a_time_do_not_fail(tmp_path, monkeypatch):
+    """Else `jobs` would decide which trials count."""
+    with_trials(monkeypatch, 3)
+    monkeypatch.setattr(selection, "trial_score", lambda run: float(run.path.parent.name))
+    expected_path = tmp_path / "expected" / "selection"
+    select(expected_path)
+    num_under_way = [0]
+    trials = Trials.install(monkeypatch, lambda name, times: num_under_way[0] > 1)
+    begin, status = trials.begin, trials.status
+
+    def begin_beside_others(self, arguments, log):
+        num_under_way[0] += 1
+        begin(self, arguments, log)
+
+    def end(self):
+        num_under_way[0] -= 1
+        return status(self)
+
+    monkeypatch.setattr(trials, "begin", begin_beside_others)
+    monkeypatch.setattr(trials, "status", end)
+    out_path = tmp_path / "out" / "selection"
+    select(out_path, jobs=3)
+    assert trials.begun == [None, "0", "1", "2", None, "1", "2"]
+    assert contents(out_path) == contents(expected_path)
+
+
+@pytest.mark.usefixtures("in_this_process")
 def test_each_trial_has_a_process_of_its_own(tmp_path, monkeypatch):
     """Else variables of a task could make trials depend on each other."""
     with_trials(monkeypatch, 3)
@@ -476,9 +521,26 @@ def test_a_selection_whose_data_changed_releases_nothing(tmp_path, monkeypatch):
 
         monkeypatch.setattr(TaskFacts, "of", changed_facts)
         out_path = tmp_path / str(number)
-        with refusal("the data of the selection in .* changed while its trials trained"):
+        with refusal("the data or packages of the selection in .* changed while its trials"):
             select(out_path)
         assert not (out_path / "selected").exists()
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_a_selection_whose_packages_changed_releases_nothing(tmp_path, monkeypatch):
+    """Else plan.json of the selected trial would tell when it was trained."""
+    with_trials(monkeypatch, 2)
+    versions = run_setup.installed_versions() | {"numpy": "0.1"}
+
+    def update_packages(name, times):
+        if name == "1":
+            monkeypatch.setattr(run_setup, "installed_versions", lambda: versions)
+        return False
+
+    Trials.install(monkeypatch, update_packages)
+    with refusal("the data or packages of the selection in .* changed while its trials"):
+        select(tmp_path)
+    assert not (tmp_path / "selected").exists()
 
 
 @pytest.mark.usefixtures("in_this_process")
@@ -486,7 +548,7 @@ def test_trials_of_a_resumed_selection_are_trained_as_the_earlier_ones(tmp_path,
     """Else the selected folder would tell when it was trained, and so the index of its trial."""
     with_trials(monkeypatch, 1)
 
-    def interrupt(self):
+    def interrupt(*arguments):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
