@@ -24,7 +24,7 @@ from fedmf.participation.clients import ClientRounds
 from fedmf.privacy.describe import group_values, guarantee_values, noise_end
 from fedmf.privacy.plan import Plan, unamplified_epsilon
 from fedmf.privacy.rounding import finite_or_none
-from fedmf.privacy.source_tail import HOST_END, is_revealed
+from fedmf.privacy.source_tail import is_revealed
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -65,27 +65,40 @@ class Achieved:
 
     @property
     def epsilon(self) -> float:
-        """Epsilon at the plan's delta, valid even if an attacker knows the cohorts. It is infinite
-        where the bounded size of normal draws reveals clients that broke the plan.
+        """Epsilon at the plan's delta, valid even if an attacker knows the cohorts, for noise that
+        is drawn on the host.
         """
-        if not self.complies and self._is_revealed():
-            return math.inf
-        return unamplified_epsilon(self.plan)
+        return self.epsilon_in("ledger")
 
     @property
     def rho(self) -> float:
         """Rho of the guarantee in zero-concentrated differential privacy."""
         return self.plan.rho
 
-    def values(self) -> dict[str, Any]:
+    def epsilon_in(self, system: str) -> float:
+        """Computes epsilon for the noise of a kind of system. It is infinite where the bounded size
+        of its normal draws reveals clients that broke the plan.
+
+        Args:
+          system: the kind of system that was audited.
+        """
+        if not self.complies and self._is_revealed(end=noise_end(system)):
+            return math.inf
+        return unamplified_epsilon(self.plan)
+
+    def values(self, system: str) -> dict[str, Any]:
         """Returns the guarantee and the sensitivity in plain JSON types.
 
         The names are those of `fedmf.privacy.describe.guarantee_values`. An infinite epsilon is
         null.
+
+        Args:
+          system: the kind of system that was audited.
         """
+        epsilon = finite_or_none(self.epsilon_in(system))
         return guarantee_values(self.plan) | {
-            "epsilon": finite_or_none(self.epsilon),
-            "unamplified_epsilon": finite_or_none(self.epsilon),
+            "epsilon": epsilon,
+            "unamplified_epsilon": epsilon,
             "sensitivity": self.sensitivity.value,
             "sensitivity_exact": self.sensitivity.exact,
             "sensitivity_method": self.sensitivity.method,
@@ -100,11 +113,11 @@ class Achieved:
         """
         rows = group_values(self.plan, system)
         for row in rows:
-            if self._is_revealed(row["devices"], noise_end(system)):
+            if self._is_revealed(row["devices"], end=noise_end(system)):
                 row["epsilon"] = None
         return rows
 
-    def _is_revealed(self, devices: int = 1, end: float = HOST_END) -> bool:
+    def _is_revealed(self, devices: int = 1, *, end: float) -> bool:
         """Returns whether the bounded size of normal draws weakens the guarantee of a user with
         several devices.
         """
@@ -129,13 +142,17 @@ class NoncompliantClient:
     rounds: tuple[int, ...]
     achieved: Achieved
 
-    def values(self) -> dict[str, Any]:
-        """Returns the attributes in plain JSON types; an infinite epsilon is null."""
+    def values(self, system: str) -> dict[str, Any]:
+        """Returns the attributes in plain JSON types; an infinite epsilon is null.
+
+        Args:
+          system: the kind of system that was audited.
+        """
         achieved = self.achieved
         return {
             "client": self.client,
             "rounds": list(self.rounds),
-            "epsilon": finite_or_none(achieved.epsilon),
+            "epsilon": finite_or_none(achieved.epsilon_in(system)),
             "rho": finite_or_none(achieved.rho),
             "sensitivity": achieved.sensitivity.value,
         }
@@ -157,17 +174,21 @@ class NoncompliantClients:
     first: tuple[NoncompliantClient, ...]
     others: Achieved | None
 
-    def values(self) -> dict[str, Any]:
-        """Returns the attributes in plain JSON types; an infinite epsilon is null."""
+    def values(self, system: str) -> dict[str, Any]:
+        """Returns the attributes in plain JSON types; an infinite epsilon is null.
+
+        Args:
+          system: the kind of system that was audited.
+        """
         compliant_guarantee = None
         if self.others is not None:
             compliant_guarantee = {
-                "epsilon": finite_or_none(self.others.epsilon),
+                "epsilon": finite_or_none(self.others.epsilon_in(system)),
                 "rho": finite_or_none(self.others.rho),
             }
         return {
             "clients": self.clients,
-            "first": [client.values() for client in self.first],
+            "first": [client.values(system) for client in self.first],
             "others": compliant_guarantee,
         }
 

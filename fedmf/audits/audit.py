@@ -87,7 +87,11 @@ class Audit(fields.Checked, fields.ShortRepr):
     @property
     def epsilon(self) -> float:
         """Epsilon of the achieved guarantee at the plan's delta; 0 if nobody took part."""
-        return 0.0 if self.achieved is None else self.achieved.epsilon
+        return self._epsilon_in(self.system)
+
+    def _epsilon_in(self, system: str) -> float:
+        """Computes epsilon for the noise of a kind of system; 0 if nobody took part."""
+        return 0.0 if self.achieved is None else self.achieved.epsilon_in(system)
 
     @property
     def rho(self) -> float:
@@ -172,7 +176,7 @@ class Audit(fields.Checked, fields.ShortRepr):
             commands=commands,
             subject=subject,
         )
-        achieved_values = self._achieved_values()
+        achieved_values = self._achieved_values(subject.system)
         if achieved_values is not None:
             achieved_values["epsilon_if_sampled_as_planned"] = finite_or_none(
                 self.amplified_epsilon
@@ -183,15 +187,17 @@ class Audit(fields.Checked, fields.ShortRepr):
             all_values["attack"] = None
             if not is_simulation:
                 all_values["group_privacy"] = self.achieved.group_values(subject.system)
-                all_values["attack"] = attack_values(self.achieved.plan, self.achieved.epsilon)
+                all_values["attack"] = attack_values(
+                    self.achieved.plan, self._epsilon_in(subject.system)
+                )
         if self.unrecorded is not None:
             all_values["unrecorded"] = self.unrecorded
         return all_values | {
             "observed": self._observed_values(cohort_size, population),
             "achieved": achieved_values,
             "contradictions": list(self.contradictions),
-            "noncompliant_clients": self._noncompliant_values(),
-            "marked_noncompliant": self._marked_values(),
+            "noncompliant_clients": self._noncompliant_values(subject.system),
+            "marked_noncompliant": self._marked_values(subject.system),
         }
 
     def _observed_values(self, cohort_size: int | None, population: int | None) -> dict[str, Any]:
@@ -226,7 +232,7 @@ class Audit(fields.Checked, fields.ShortRepr):
             observed_values["most_spent"] = self.most_spent
         return observed_values
 
-    def _marked_values(self) -> dict[str, Any] | None:
+    def _marked_values(self, system: str) -> dict[str, Any] | None:
         """Returns the participation of the clients that the ledger marks as non-compliant.
 
         The guarantee in it is that of all clients together. It is None if no client is marked.
@@ -238,7 +244,7 @@ class Audit(fields.Checked, fields.ShortRepr):
             "clients": guarantee_of_all.observed.clients - self.observed.clients,
             "min_separation": guarantee_of_all.observed.min_separation,
             "max_participations": guarantee_of_all.observed.max_participations,
-            "achieved_by_all": guarantee_of_all._achieved_values(),
+            "achieved_by_all": guarantee_of_all._achieved_values(system),
         }
 
     def _commands(self) -> list[str] | None:
@@ -251,20 +257,20 @@ class Audit(fields.Checked, fields.ShortRepr):
         )
         return [audit_command]
 
-    def _achieved_values(self) -> dict[str, Any] | None:
+    def _achieved_values(self, system: str) -> dict[str, Any] | None:
         """Returns the achieved guarantee in plain JSON types.
 
         It is None if nobody took part, or if the run simulates a larger cohort.
         """
         if self.achieved is None or self.planned.simulation is not None:
             return None
-        return self.achieved.values()
+        return self.achieved.values(system)
 
-    def _noncompliant_values(self) -> dict[str, Any] | None:
+    def _noncompliant_values(self, system: str) -> dict[str, Any] | None:
         """Returns the clients that broke the plan, in plain JSON types; None if nobody did."""
         if self.noncompliant_clients is None:
             return None
-        return self.noncompliant_clients.values()
+        return self.noncompliant_clients.values(system)
 
     def spending(self) -> dict[str, Any]:
         """Returns the number of clients that spent each share of a participation budget.
@@ -298,7 +304,7 @@ class Audit(fields.Checked, fields.ShortRepr):
             }
         record_values |= self.spending()
         planned_values = guarantee_values(self.planned)
-        achieved = self._achieved_values() or {}
+        achieved = self._achieved_values(self.system) or {}
         is_simulation = self.planned.simulation is not None
         if not is_simulation and self.achieved is None:
             no_risk = AttackRisk(mu=0.0).values()
@@ -316,13 +322,13 @@ class Audit(fields.Checked, fields.ShortRepr):
             amplified_epsilon = self.amplified_epsilon
         epsilon_of_all = None
         if self.everyone is not None and not is_simulation:
-            epsilon_of_all = finite_or_none(self.everyone.epsilon)
+            epsilon_of_all = finite_or_none(self.everyone._epsilon_in(self.system))
         return record_values | {
             "delta": self.planned.delta,
             "sampling": sampling_name,
             "epsilon_achieved_if_sampled_as_planned": amplified_epsilon,
             "contradictions": list(self.contradictions),
-            "noncompliant_clients": self._noncompliant_values(),
+            "noncompliant_clients": self._noncompliant_values(self.system),
             "not_in_the_record": self.unrecorded,
             "claimed_cohort": self.planned.simulation and self.planned.simulation.claimed,
             "selection": self.planned.selection and dataclasses.asdict(self.planned.selection),

@@ -22,7 +22,8 @@ from fedmf.mechanisms.client_sensitivity import ClientSensitivity, gram_diagonal
 from fedmf.participation.clients import ClientRounds
 from fedmf.privacy.gaussian import gaussian_epsilon
 from fedmf.privacy.plan import unamplified_epsilon
-from fedmf.privacy.source_tail import HOST_END
+from fedmf.privacy.source_tail import GRAPH_END, HOST_END, check_tail
+from fedmf.privacy.systems import Subject
 from tests.mechanisms.registry import MECHANISMS, every_mechanism
 from tests.mechanisms.schemas import epochs, every_round, separated, single
 from tests.oracles import attained_by_sets
@@ -311,3 +312,18 @@ def test_client_that_the_noise_reveals_has_no_epsilon():
 def test_client_whose_rounds_have_rows_of_their_own_keeps_its_epsilon():
     audit = audit_of_every_round(IdentityMechanism(rounds=64))
     assert audit.epsilon == gaussian_epsilon(0.653 / 8, 1e-6)
+
+
+def test_client_that_only_the_noise_of_a_graph_reveals_has_no_epsilon_in_a_pipeline():
+    n = 16
+    audit = audit_of_every_round(DenseMechanism(matrix=np.tril(np.ones((n, n)))))
+    check_tail(audit.planned, GRAPH_END)
+    # The shift of the last row; the draws of a graph end less than 4 standard deviations after it.
+    assert GRAPH_END - n / (0.653 * np.sqrt(n)) < 4 < 5 < HOST_END - n / (0.653 * np.sqrt(n))
+    assert np.isfinite(audit.epsilon)
+    for system, is_finite in (("ledger", True), ("pipeline", False)):
+        values = audit.statement_values(subject=Subject(system=system))
+        clients = values["noncompliant_clients"]
+        assert clients["others"]["epsilon"] is not None
+        for guarantee in (values["achieved"], values["attack"], clients["first"][0]):
+            assert (guarantee["epsilon"] is not None) == is_finite
