@@ -329,11 +329,12 @@ class _Selection:
     def _scores(self) -> list[float]:
         """Returns the scores of all trials, NaN for those that failed."""
         scores = []
+        digest_by_file: dict[str, str] = {}
         for trial_index in range(len(self._settings)):
             name = _name(trial_index)
             score = math.nan
             if not self._has_failed(name):
-                score = self._score(self._finished_run(name))
+                score = self._score(self._finished_run(name), digest_by_file)
             scores.append(score)
         return scores
 
@@ -352,22 +353,33 @@ class _Selection:
                 "give the same command again; no trial counts as failed"
             ) from None
 
-    def _score(self, run: Run) -> float:
+    def _score(self, run: Run, digest_by_file: dict[str, str]) -> float:
         """Returns the score of a finished trial.
 
+        Args:
+          run: the trial.
+          digest_by_file: path of a mechanism's file -> digest of its mechanism in earlier trials;
+            that of this trial is added.
+
         Raises:
-          ValueError: it was trained on other data than the first rounds, with other packages, or
-            on a task that declares other validation clients.
+          ValueError: it was trained on other data than the first rounds, with other packages, on a
+            task that declares other validation clients, or with another mechanism of the same file
+            than an earlier trial.
         """
         facts = TaskFacts.of(run)
         # plan.json of the selected trial would tell when it was trained.
         has_same_versions = run.plan["versions"] == self._common.versions
-        may_score = self._space.may_score(facts)
-        if facts != self._common.task or not has_same_versions or not may_score:
+        mechanism_digest = run.plan["mechanism_sha256"]
+        has_same_file = True
+        if run.config.mechanism is not None:
+            first_digest = digest_by_file.setdefault(run.config.mechanism, mechanism_digest)
+            has_same_file = first_digest == mechanism_digest
+        is_unchanged = facts == self._common.task and has_same_versions and has_same_file
+        if not is_unchanged or not self._space.may_score(facts):
             raise ValueError(
-                f"the data or packages of the selection in {self._out} changed while its trials "
-                "trained, so that it cannot end: nothing of it was released, and a selection in "
-                "another folder has the whole guarantee"
+                f"the data, packages or mechanism files of the selection in {self._out} changed "
+                "while its trials trained, so that it cannot end: nothing of it was released, and "
+                "a selection in another folder has the whole guarantee, which adds up with others"
             )
         return trial_score(run)
 

@@ -15,6 +15,7 @@ import pytest
 
 import fedmf
 from fedmf import federated
+from fedmf.mechanisms import IdentityMechanism
 from fedmf.reports import write_report
 from fedmf.server import journal
 from fedmf.sweeps import draws, first_rounds, job, selection
@@ -521,7 +522,9 @@ def test_a_selection_whose_data_changed_releases_nothing(tmp_path, monkeypatch):
 
         monkeypatch.setattr(TaskFacts, "of", changed_facts)
         out_path = tmp_path / str(number)
-        with refusal("the data or packages of the selection in .* changed while its trials"):
+        with refusal(
+            "the data, packages or mechanism files of the selection in .* changed while its trials"
+        ):
             select(out_path)
         assert not (out_path / "selected").exists()
 
@@ -538,9 +541,33 @@ def test_a_selection_whose_packages_changed_releases_nothing(tmp_path, monkeypat
         return False
 
     Trials.install(monkeypatch, update_packages)
-    with refusal("the data or packages of the selection in .* changed while its trials"):
+    with refusal(
+        "the data, packages or mechanism files of the selection in .* changed while its trials"
+    ):
         select(tmp_path)
     assert not (tmp_path / "selected").exists()
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_a_selection_whose_mechanism_file_changed_releases_nothing(tmp_path, monkeypatch):
+    """Else plan.json of the selected trial would tell when it was trained."""
+    with_trials(monkeypatch, 2)
+    mechanism_path = tmp_path / "mechanism.npz"
+    banded_config = fedmf.PlanConfig(
+        rounds=4, min_sep=2, family="banded", bands=2, noise_multiplier=1.0
+    )
+    banded_config.plan().mechanism.save(mechanism_path)
+
+    def replace_file(name, times):
+        if name == "1":
+            IdentityMechanism(rounds=4).save(mechanism_path)
+        return False
+
+    Trials.install(monkeypatch, replace_file)
+    fixed = FIXED | {"family": "file", "mechanism": str(mechanism_path)}
+    with refusal("the data, packages or mechanism files of the selection in .* changed while"):
+        select(tmp_path / "out", space=SelectionSpace(fixed=fixed, varied=RATES))
+    assert not (tmp_path / "out" / "selected").exists()
 
 
 @pytest.mark.usefixtures("in_this_process")
