@@ -120,6 +120,6 @@ def _cannot_begin(failure: driver.Failure) -> ValueError:
     if failure.status == driver.BAD_ARGUMENTS:
         reason = failure.reason
     return ValueError(
-        f"the first rounds of a trial cannot be trained, so that nothing is drawn and no trial "
-        f"counts as failed: {reason}"
+        f"the first rounds of a trial cannot be trained, so that this command draws nothing and "
+        f"no trial counts as failed: {reason}"
     )

@@ -34,6 +34,7 @@ FIXED = {
     "noise_multiplier": 1.0, "evaluate_every": 2, "task": "tests.sweeps.selected_task:task",
     "mean_trials": 4.0,
 }  # fmt: skip
+CHANGED = "the data, packages or mechanism files of the selection in .* changed while its trials"
 RATES = {"server_learning_rate": [0.1, 0.3], "clip_norm": Range(0.5, 2.0)}
 # This secret draws five trials.
 SECRET = 2
@@ -522,9 +523,7 @@ def test_a_selection_whose_data_changed_releases_nothing(tmp_path, monkeypatch):
 
         monkeypatch.setattr(TaskFacts, "of", changed_facts)
         out_path = tmp_path / str(number)
-        with refusal(
-            "the data, packages or mechanism files of the selection in .* changed while its trials"
-        ):
+        with refusal(CHANGED):
             select(out_path)
         assert not (out_path / "selected").exists()
 
@@ -541,9 +540,7 @@ def test_a_selection_whose_packages_changed_releases_nothing(tmp_path, monkeypat
         return False
 
     Trials.install(monkeypatch, update_packages)
-    with refusal(
-        "the data, packages or mechanism files of the selection in .* changed while its trials"
-    ):
+    with refusal(CHANGED):
         select(tmp_path)
     assert not (tmp_path / "selected").exists()
 
@@ -565,7 +562,7 @@ def test_a_selection_whose_mechanism_file_changed_releases_nothing(tmp_path, mon
 
     Trials.install(monkeypatch, replace_file)
     fixed = FIXED | {"family": "file", "mechanism": str(mechanism_path)}
-    with refusal("the data, packages or mechanism files of the selection in .* changed while"):
+    with refusal(CHANGED):
         select(tmp_path / "out", space=SelectionSpace(fixed=fixed, varied=RATES))
     assert not (tmp_path / "out" / "selected").exists()
 
