@@ -66,7 +66,7 @@ class Achieved:
     @property
     def epsilon(self) -> float:
         """Epsilon at the plan's delta, valid even if an attacker knows the cohorts, for noise that
-        is drawn on the host.
+        may be drawn on the host or in a TensorFlow graph.
         """
         return self.epsilon_in("ledger")
 

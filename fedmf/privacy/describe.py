@@ -206,9 +206,11 @@ def group_values(plan: Plan, system: str = "plan") -> list[dict[str, Any]]:
 
 def noise_end(system: str) -> float:
     """Returns the largest radius of a pair of normal draws in a kind of system, in standard
-    deviations.
+    deviations. A system whose generator fedmf does not know may draw in a TensorFlow graph.
     """
-    return GRAPH_END if system_of(system).draws_in_graph else HOST_END
+    subject_system = system_of(system)
+    is_known = subject_system.generator is not None
+    return HOST_END if is_known and not subject_system.draws_in_graph else GRAPH_END
 
 
 def _group_epsilon(plan: Plan, devices: int, end: float) -> float | None:

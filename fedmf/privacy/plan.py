@@ -265,7 +265,7 @@ class Plan(fields.ShortRepr):
 
         Without sampling, the sensitivity is exactly `devices` times as large. With sampling, the
         result is the smaller one of that bound and of general group privacy. It is infinite where
-        the bounded size of normal draws would reveal the user.
+        the bounded size of normal draws on the host would reveal the user.
         """
         hint = "count the clients of one user"
         g = checks.integer("devices", devices, low=1, high=10**9, hint=hint)

@@ -314,16 +314,18 @@ def test_client_whose_rounds_have_rows_of_their_own_keeps_its_epsilon():
     assert audit.epsilon == gaussian_epsilon(0.653 / 8, 1e-6)
 
 
-def test_client_that_only_the_noise_of_a_graph_reveals_has_no_epsilon_in_a_pipeline():
+def test_client_that_only_the_noise_of_a_graph_reveals_has_an_epsilon_only_on_the_host():
+    """The generator of a ledger's system is not known."""
     n = 16
     audit = audit_of_every_round(DenseMechanism(matrix=np.tril(np.ones((n, n)))))
     check_tail(audit.planned, GRAPH_END)
     # The shift of the last row; the draws of a graph end less than 4 standard deviations after it.
     assert GRAPH_END - n / (0.653 * np.sqrt(n)) < 4 < 5 < HOST_END - n / (0.653 * np.sqrt(n))
-    assert np.isfinite(audit.epsilon)
-    for system, is_finite in (("ledger", True), ("pipeline", False)):
+    assert np.isfinite(audit.achieved.epsilon_in("server"))
+    assert audit.epsilon == np.inf
+    for system in ("ledger", "pipeline"):
         values = audit.statement_values(subject=Subject(system=system))
         clients = values["noncompliant_clients"]
         assert clients["others"]["epsilon"] is not None
         for guarantee in (values["achieved"], values["attack"], clients["first"][0]):
-            assert (guarantee["epsilon"] is not None) == is_finite
+            assert guarantee["epsilon"] is None
