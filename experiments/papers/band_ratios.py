@@ -48,7 +48,7 @@ def figure_4(request: Request) -> Outcome:
     for k in epoch_counts:
         say(f"fitting the dense optimum of {k} epochs")
         fixed_order = epochs(rounds, k)
-        mechanism = fit(workload, fixed_order, "dense", tolerance=1e-3)
+        mechanism = fit(workload, fixed_order, "dense", tolerance=1e-4)
         dense_noise.append(fedmf.rmse(mechanism, workload, fixed_order))
     noise_multipliers = [gaussian_noise_multiplier(epsilon, DELTA) for epsilon in epsilons]
     rmse_by_name = {
@@ -203,7 +203,7 @@ def figure_9(request: Request) -> Outcome:
         mechanism = fit(workload, single, "banded", bands=bands)
         banded_errors[i] = noise_multipliers * fedmf.rmse(mechanism, workload, single)
     dense_rmse = fedmf.rmse(
-        fit(workload, fixed_order, "dense", tolerance=2e-3), workload, fixed_order
+        fit(workload, fixed_order, "dense", tolerance=1e-4), workload, fixed_order
     )
     dense_errors = dense_rmse * np.array([gaussian_noise_multiplier(e, delta) for e in epsilons])
     ratio_by_title = {

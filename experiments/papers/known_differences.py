@@ -7,8 +7,6 @@ from fedmf.experiments.papers.printed import table_rows
 KNOWN_DIFFERENCES: dict[tuple[str, ...], str] = {
     tuple(key): reason
     for reason, keys in {
-        "Alg. 4 bounds the sensitivity by 1.0042 times that of (6, 342); counting nodes shows "
-        "that they are equal": "banded-table-2 | Optimal TreeAgg | (B)",
         "a slip of the last digit: the table's other rows of this epsilon have 0.65294": """
             banded-table-4 | Single-epoch MF, epsilon 8 | sigma
         """,

@@ -182,7 +182,7 @@ class BandedRow(NamedTuple):
 
 
 _TREE: dict[str, Any] = {"decoder": "full", "completion": "none"}
-_DENSE: dict[str, Any] = {"tolerance": 2e-3}
+_DENSE: dict[str, Any] = {"tolerance": 1e-4}
 # Mechanisms of the banded paper's tables, as family and options of `fedmf.fit`. They are fitted for
 # six epochs.
 OPTIMAL_TREE = ("tree", _TREE)

@@ -14,6 +14,7 @@ from fedmf.experiments.papers import (
     band_sweep,
     denisov,
     error_tables,
+    fits,
     printed,
     results,
     schemes,
@@ -139,6 +140,17 @@ def test_a_wrong_figure_is_found_out(ours, nearly, known, kind, said, monkeypatc
     assert found.clauses[0].verdict == ("reproduced" if kind < 2 else "contradicted")
     assert found.figure[0].series.keys() == {f"{KINDS[kind]} (1)"}
     assert found.rows[0][-1].startswith(said)
+
+
+@pytest.mark.slow
+def test_the_unit_of_banded_table_2_is_optimal_to_its_printed_digits():
+    row_by_label = {row.label: row for row in printed.BANDED_TABLE_2}
+    workload, six_epochs = fedmf.prefix_sum(2052), fits.epochs(2052, 6)
+    optimum, independent = (
+        fedmf.rmse(fits.fit(workload, six_epochs, row.family, **row.options), workload, six_epochs)
+        for row in (row_by_label["MF"], row_by_label["DP-SGD"])
+    )
+    assert printed.agrees(independent / optimum, row_by_label["DP-SGD"].error_fixed_epoch)
 
 
 def test_known_differences_are_of_tables_that_there_are():
