@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 
 from fedmf.experiments.papers.clause import Clause
+from fedmf.experiments.papers.comparisons import short
 from fedmf.experiments.papers.drawing import Line, Lines
 from fedmf.experiments.papers.item import Outcome, Request
 from fedmf.experiments.papers.study import Score, finished
 from fedmf.experiments.papers.study_grid import TUNING_SEED, Study
 from fedmf.intervals import bootstrap_interval
 from fedmf.reports.groups import final_metric, validation_curve
-from fedmf.reports.text import plain
 from fedmf.runs.folder import Run
 from fedmf.sweeps.results import validation_of
 
@@ -154,7 +154,7 @@ def levels(scores: Sequence[Score]) -> list[Lines]:
     point_by_line = {
         s.line: Line([i], *np.array([bootstrap_interval(s.test)]).T) for i, s in enumerate(scores)
     }
-    epsilons = dict.fromkeys(f"epsilon {plain(s.epsilon)}" for s in scores if s.epsilon < math.inf)
+    epsilons = dict.fromkeys(f"epsilon {short(s.epsilon)}" for s in scores if s.epsilon < math.inf)
     return [
         Lines(
             point_by_line,
@@ -203,7 +203,7 @@ def by_round(
                 series,
                 "round",
                 "" if figure else "validation accuracy",
-                title="no noise" if math.isinf(epsilon) else f"epsilon {plain(epsilon)}",
+                title="no noise" if math.isinf(epsilon) else f"epsilon {short(epsilon)}",
                 percent=True,
                 at=decay,
             )
