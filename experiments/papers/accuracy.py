@@ -133,9 +133,9 @@ def diverged(run: Run) -> bool:
 def over_epsilon(scores: Sequence[Score]) -> list[Lines]:
     """Plots test accuracy over epsilon with intervals, where a line without noise is horizontal.
 
-    If all scores have the same epsilon, `levels` plots them.
+    If all scores with noise have the same epsilon, `levels` plots them.
     """
-    if len({score.target for score in scores}) == 1:
+    if len({score.target for score in scores} - {None}) <= 1:
         return levels(scores)
     line_by_name = {}
     for line in dict.fromkeys(s.line for s in scores):

@@ -28,7 +28,7 @@ from fedmf.reports.text import plain
 # more. Lines differ in dashes and marks too.
 COLORS = "#0072b2 #d55e00 #009e73 #cc79a7 #e69f00 #56b4e9 #222222 #8c6bb1 #7f7f7f".split()
 DASHES = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)), (0, (6, 1.5, 1.5, 1.5)), "-", (0, (3, 3)), "-")
-MARKS = "osD^vPX*<"
+MARKS = "osD^vPX*<h"
 # Largest number of points of a line that is drawn with marks.
 _MAX_MARKED_POINTS = 20
 

@@ -25,6 +25,7 @@ from fedmf.experiments.papers import (
     cifar_mechanisms,
     cifar_sizes,
     comparisons,
+    drawing,
     noise_tables,
     printed,
     results,
@@ -275,6 +276,29 @@ def test_two_lines_are_compared_by_seed_at_one_target():
     assert (shared.verdict, shared.evidence) == ("not judged", comparisons.SAME_RUNS)
     one_seed = [score("a", 1.0, 0.9), score("b", 1.0, 0.1)]
     assert comparisons.compare_lines(one_seed, "a", "b", target=1.0).verdict == "not judged"
+
+
+def test_lines_at_one_epsilon_are_points_side_by_side():
+    at_one = [
+        score("a", 10.912, 0.5, 0.7, epsilon=0.361503),
+        score("none", None, 0.9, 0.9, epsilon=math.inf),
+    ]
+    [panel] = accuracy.over_epsilon(at_one)
+    assert (panel.points, panel.title) == (True, "epsilon 0.362")
+    assert [line.x[0] for line in panel.series.values()] == [0, 1]
+    at_two = [score("a", 5.456, 0.6, 0.8, epsilon=0.759443), *at_one]
+    [panel] = accuracy.over_epsilon(at_two)
+    assert not panel.points
+    np.testing.assert_array_equal(panel.series["a"].x, [0.361503, 0.759443])
+
+
+def test_points_of_many_lines_have_different_marks_or_colors():
+    num_lines = 2 * len(drawing.COLORS)
+    looks = {
+        (drawing.COLORS[i % len(drawing.COLORS)], drawing.MARKS[i % len(drawing.MARKS)])
+        for i in range(num_lines)
+    }
+    assert len(looks) == num_lines
 
 
 def test_every_line_is_judged_and_drawn(tmp_path, monkeypatch):
