@@ -151,15 +151,15 @@ def _judge_improvement(
     """
     is_best = (over_sgd < 1 - 1e-9) & (over_mf < 1 - 1e-9)
     wins_by_epsilon = is_best.sum(axis=1)
-    smallest_winning = epsilons[wins_by_epsilon > 0].min(initial=np.inf)
+    winning_epsilons = ", ".join(f"{epsilon:g}" for epsilon in epsilons[wins_by_epsilon > 0])
     best_place = np.unravel_index(np.argmin(over_sgd), over_sgd.shape)
     return [
         from_numbers(
             "BandMF, which is never worse than DP-SGD because one band is DP-SGD, is strictly "
             "better than both others at some number of epochs for every epsilon from 1/2 up.",
             bool((wins_by_epsilon[epsilons >= 0.5] > 0).all()),
-            f"it is better than both in {is_best.sum()} of {is_best.size} settings, at epsilon "
-            f"{smallest_winning:g} and above, with {span(over_sgd)} times the error of DP-SGD and "
+            f"it is better than both at epsilon {winning_epsilons or 'none'}, in {is_best.sum()} of "
+            f"{is_best.size} settings, with {span(over_sgd)} times the error of DP-SGD and "
             f"{span(over_mf)} times that of multi-epoch MF",
         ),
         from_numbers(
