@@ -158,8 +158,8 @@ def _judge_improvement(
             "BandMF, which is never worse than DP-SGD because one band is DP-SGD, is strictly "
             "better than both others at some number of epochs for every epsilon from 1/2 up.",
             bool((wins_by_epsilon[epsilons >= 0.5] > 0).all()),
-            f"it is better than both at epsilon {winning_epsilons or 'none'}, in {is_best.sum()} of "
-            f"{is_best.size} settings, with {span(over_sgd)} times the error of DP-SGD and "
+            f"it is better than both at epsilon {winning_epsilons or 'none'}, in {is_best.sum()} "
+            f"of {is_best.size} settings, with {span(over_sgd)} times the error of DP-SGD and "
             f"{span(over_mf)} times that of multi-epoch MF",
         ),
         from_numbers(
