@@ -14,6 +14,8 @@ from fedmf.experiments.papers.slides_theory import damped, high, independent, st
 from fedmf.tasks.regression.data import RegressionOptions, client_examples, true_weights
 
 RHO, CLIP_NORM = 0.1, 1.0
+# Range of the binary logarithms of the learning rates.
+_RATE_EXPONENTS = (-13, -3)
 
 
 def _trained(
@@ -60,7 +62,7 @@ def predicted(name: str, T: int, d: int) -> float:
     return min(
         (1 - 2 * eta + (d + 2) * eta**2) ** T
         + stationary_error(KINDS[name](eta), eta, high(d), sampled=True) / RHO
-        for eta in 2.0 ** np.arange(-11, -2, 0.25)
+        for eta in 2.0 ** np.arange(*_RATE_EXPONENTS, 0.25)
     )
 
 
@@ -93,6 +95,7 @@ def finite_time(request: Request) -> Outcome:
     )
     true_theta = true_weights(task_options)
     half_chains = num_chains // 2
+    rates = 2.0 ** np.arange(*_RATE_EXPONENTS, 0.5)
     rows: list[tuple[Any, ...]] = []
     line_by_label = {}
     errors_by_name = {}
@@ -101,7 +104,7 @@ def finite_time(request: Request) -> Outcome:
         reported_errors = []
         for T in iteration_counts:
             tried_rows = []
-            for eta in 2.0 ** np.arange(-9, 0, 0.5):
+            for eta in rates:
                 mechanism = noise(eta).mechanism(T)
                 tried_rows.append(
                     (eta, _trained(x[:T], y[:T], true_theta, eta, mechanism, len(rows)))
@@ -109,6 +112,11 @@ def finite_time(request: Request) -> Outcome:
             # Half of the chains choose the learning rate, and the other half gives the reported
             # error.
             eta, tried_errors = min(tried_rows, key=lambda pair: pair[1][:half_chains].mean())
+            if eta in (rates[0], rates[-1]):
+                raise ValueError(
+                    f"{name} has the best error at T = {T} with the learning rate {eta:g}, an end "
+                    f"of those tried: widen _RATE_EXPONENTS"
+                )
             reported_errors.append(tried_errors[half_chains:])
             standard_error = reported_errors[-1].std(ddof=1) / np.sqrt(half_chains)
             rows.append((name, T, eta, reported_errors[-1].mean(), standard_error))

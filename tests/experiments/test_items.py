@@ -18,6 +18,7 @@ from fedmf.experiments.papers import (
     printed,
     results,
     schemes,
+    slides_training,
 )
 from fedmf.experiments.papers import slides_theory as theory
 from fedmf.experiments.papers.cells import KINDS, Cell, Table, compared
@@ -94,6 +95,12 @@ def check_item(name, folder, monkeypatch):
 @pytest.mark.parametrize("name", each(name for name in MADE if name != FIGURE_4))
 def test_it_runs_and_each_of_its_clauses_can_turn(name, tmp_path, monkeypatch, quick):
     check_item(name, tmp_path, monkeypatch)
+
+
+def test_a_best_learning_rate_at_the_end_of_those_tried_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(slides_training, "_RATE_EXPONENTS", (-13, -11))
+    with pytest.raises(ValueError, match=r"0\.000345267, an end of those tried: widen"):
+        made("slides-finite-time", tmp_path)
 
 
 def test_simulations_contradict_another_formula(tmp_path, monkeypatch):
