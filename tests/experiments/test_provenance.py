@@ -228,20 +228,14 @@ def test_a_refused_report_writes_nothing(tmp_path):
     assert not (tmp_path / "page").exists()
 
 
-TRAINED_ITEMS_WITH_RESULT = [
-    name
-    for name, entry in ITEMS.items()
-    if entry.study is not None and (KEPT / f"{name}.json").is_file()
-]
+ITEMS_WITH_RESULT = [name for name in ITEMS if (KEPT / f"{name}.json").is_file()]
 
 
-@pytest.mark.parametrize("name", TRAINED_ITEMS_WITH_RESULT)
-def test_a_kept_result_that_is_judged_names_commit_and_settings(name):
-    """Those from before settings were fixed are not judged, and have a history."""
-    path = KEPT / f"{name}.json"
-    kept_result = json.loads(path.read_text())
-    if kept_result["verdict"] != "not judged":
-        recorded = {"commit", "training_commits", "settings", "date", "study"}
-        assert recorded <= kept_result.keys()
-    else:
-        assert kept_result["history"]
+@pytest.mark.parametrize("name", ITEMS_WITH_RESULT)
+def test_a_kept_result_is_judged_and_names_commit_and_settings(name):
+    kept_result = json.loads((KEPT / f"{name}.json").read_text())
+    assert kept_result["verdict"] != "not judged"
+    recorded = {"commit", "settings", "date", "study"}
+    if ITEMS[name].study is not None:
+        recorded.add("training_commits")
+    assert recorded <= kept_result.keys()
