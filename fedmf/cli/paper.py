@@ -88,7 +88,7 @@ def _names() -> Iterable[str]:
     "--scale",
     type=click.Choice(["small", "full"]),
     default="small",
-    help="Minutes on two cores, or as in the paper.",
+    help="Minutes on one core, or as in the paper.",
 )
 @click.option(
     "--out",
@@ -194,7 +194,7 @@ def _time(item: "Item", request: "Request") -> tuple[float, str]:
         study_cost = study.cost_of(item.study("full"), request)
         return study_cost.seconds, str(study_cost)
     item_seconds = item.seconds[request.scale]
-    return item_seconds, f"about {duration(item_seconds)} on two cores"
+    return item_seconds, f"about {duration(item_seconds)} on one core"
 
 
 @paper.command("report", cls=Command)
