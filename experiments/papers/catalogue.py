@@ -17,7 +17,7 @@ denisov-figure-2 | Figure 2 | 6700
 denisov-figure-3 | Figure 3 | 2400
     Learning-rate decay and cool-down help, more so if the mechanism is optimised for them; more
     clients help again. Together they close two thirds of the gap to training without noise.
-denisov-figure-4 | Figure 4 | 50 2400
+denisov-figure-4 | Figure 4 | 50 2600
     The fixed point finds the optimum faster than gradient and Newton directions, in some cases
     by up to two orders of magnitude.
 denisov-figure-5 | Figure 5 | 5 5
