@@ -3,8 +3,9 @@ it takes to make it.
 
 The first line of an item has its name on the command line, the paper's caption number, and the
 seconds that it takes on one core, at scale small and, if it does not train, at full. They are
-measured processor seconds, rounded. The claim is indented under it. An item that cannot be
-made here has its state in place of the seconds, and the reason after the claim.
+rounded processor seconds of a first run, before any fit is stored. The claim is indented under it.
+An item that cannot be made here has its state in place of the seconds, and the reason after the
+claim.
 """
 
 ITEMS = """
@@ -17,7 +18,7 @@ denisov-figure-2 | Figure 2 | 6700
 denisov-figure-3 | Figure 3 | 2400
     Learning-rate decay and cool-down help, more so if the mechanism is optimised for them; more
     clients help again. Together they close two thirds of the gap to training without noise.
-denisov-figure-4 | Figure 4 | 50 2600
+denisov-figure-4 | Figure 4 | 40 2600
     The fixed point finds the optimum faster than gradient and Newton directions, in some cases
     by up to two orders of magnitude.
 denisov-figure-5 | Figure 5 | 5 5
@@ -81,7 +82,7 @@ multi-epoch-figure-13 | Figure 13 | 40 40
 multi-epoch-figure-14 | Figure 14 | 5 5
     The noise of the FFT mechanism is within a factor of 1.2 of the lower bound for all
     mechanisms, and its analytic error about 6 times the bound.
-multi-epoch-table-1 | Table 1 | 15 20
+multi-epoch-table-1 | Table 1 | 5 20
     The optimum for 20 epochs has the least loss, within 0.2% of the lower bound; stamps help;
     of fast mechanisms the stamped FFT with the optimal decoder is the best.
 multi-epoch-table-2 | Table 2 | 200
@@ -106,7 +107,7 @@ banded-figure-2 | Figure 2 | 1 1
     Round t samples a random subset of one of b partitions of the clients, in turn.
 banded-figure-3 | Figure 3 | 1 1
     With b bands the participations of one client touch different rows of C x.
-banded-figure-4 | Figure 4 | 60 150
+banded-figure-4 | Figure 4 | 30 200
     DP-SGD and multi-epoch MF each have less error in some settings. BandMF is never worse than
     DP-SGD (by construction), and better than both down to epsilon 1/2.
 banded-figure-5 | Figure 5 | 1700
@@ -158,13 +159,13 @@ banded-table-7 | Table 7 | 10 20
 slides-approximation | Approximation quality | 5 5
     Rational functions of degree d come within 3 exp(-sqrt d) of the square root; polynomials
     need far more.
-slides-finite-time | Finite-time rates | 90 270
+slides-finite-time | Finite-time rates | 50 270
     With clipping and the best learning rate the privacy error falls as 1 / T with independent
     noise and 1 / T² with correlated.
-slides-learning-rate | Learning rate dependence | 90 270
+slides-learning-rate | Learning rate dependence | 20 270
     Noisy SGD's error goes as eta, nu-Noisy-FTRL's as eta² log²(1 / eta), damped anti-PGD's as
     eta^1.5.
-slides-linear-regression | Linear regression | 60 450
+slides-linear-regression | Linear regression | 30 450
     Noisy SGD's error grows with the dimension, that of nu-Noisy-FTRL with the effective
     dimension; no noise is below the lower bound.
 slides-max-error | Max error | 5 5

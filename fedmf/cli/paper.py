@@ -88,7 +88,7 @@ def _names() -> Iterable[str]:
     "--scale",
     type=click.Choice(["small", "full"]),
     default="small",
-    help="Minutes on one core, or as in the paper.",
+    help="Seconds to two hours on one core, or as in the paper.",
 )
 @click.option(
     "--out",
