@@ -186,7 +186,7 @@ slides-nu-dp-ftrl-on-stackoverflow | nu-DP-FTRL, StackOverflow | 1000
 slides-production-model | Production model | not reproducible
     In a production keyboard, BLT noise is as good as that of the dense optimum.
     Why: Its data are a company's and not public.
-fedmf-schemes | Sampling schemes | 600 2400
+fedmf-schemes | Sampling schemes | 600 1600
     Random allocation needs less noise than Poisson sampling at every epsilon.
 fedmf-blt | BLT and TreeAgg | 10 100
     Under min-sep participation BLT has less error than TreeAgg and nearly that of banded
