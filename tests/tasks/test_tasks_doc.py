@@ -41,23 +41,52 @@ def test_the_commands_run_as_printed(as_printed, monkeypatch):
         assert low < run.result["test"][run.plan["task"]["headline_metric"]] < high
 
 
-@pytest.mark.parametrize("name", ["emnist", "cifar10", "regression"])
+# Largest ratio of the loss with proposed settings to that of the command as printed.
+LARGEST_RATIOS = {"emnist": 2.0, "cifar10": 1.2, "regression": 1.2}
+
+
+def proposed_command(name):
+    """Returns the command of `fedmf plan settings` for the task of a printed command."""
+    [line] = [line for line in COMMANDS if f"train --task {name} " in line]
+    options = re.findall(r"--(?:task|data|task-option|epsilon|delta) \S+", line)
+    return printed_by(f"plan settings {' '.join(options)} --quiet")["command"]
+
+
+@pytest.mark.parametrize("name", LARGEST_RATIOS)
 def test_proposed_settings_are_nearly_as_good_as_the_tuned_ones(
     name, as_printed, tmp_path, monkeypatch
 ):
-    """The losses are at most 20% above those of the command as printed, and nothing diverges. For
-    EMNIST, whose training writers are in its validation split, nothing is measured.
+    """The losses have the largest ratio at most, and nothing diverges. For EMNIST, whose training
+    writers are in its validation split, nothing is measured.
+
+    Over 16 pairs of noise seeds, the logarithm of the ratio was -0.12 with standard deviation 0.18
+    for EMNIST, and -0.17 with 0.04 for regression; over 8 pairs, it was -0.54 with 0.06 for
+    CIFAR-10. The largest ratios are at least 4.5 standard deviations above, so that normal
+    logarithms exceed them once in 100,000 runs.
     """
     monkeypatch.chdir(as_printed)
-    [line] = [line for line in COMMANDS if f"train --task {name} " in line]
-    options = re.findall(r"--(?:task|data|task-option|epsilon|delta) \S+", line)
-    command = printed_by(f"plan settings {' '.join(options)} --quiet")["command"]
+    command = proposed_command(name)
     finished_process = fedmf(f"{command} --quiet --stop-on-divergence --out {tmp_path / 'run'}")
     assert "diverges" not in finished_process.stderr
     proposed = Run.load(tmp_path / "run").result
     tuned = Run.load(f"runs/{name}").result
     for split in ("validation", "test"):
-        assert proposed[split]["loss"] < 1.2 * tuned[split]["loss"]
+        assert proposed[split]["loss"] < LARGEST_RATIOS[name] * tuned[split]["loss"]
+
+
+def test_a_tenth_of_the_proposed_server_rate_is_not_as_good(as_printed, tmp_path, monkeypatch):
+    """The logarithm of the ratio of test losses was 1.7 with standard deviation 0.2."""
+    monkeypatch.chdir(as_printed)
+    command = proposed_command("emnist")
+    server_rate = re.search(r"--server-learning-rate (\S+)", command)[1]
+    slow_command = command.replace(
+        f"--server-learning-rate {server_rate}",
+        f"--server-learning-rate {float(server_rate) / 10}",
+    )
+    fedmf(f"{slow_command} --quiet --out {tmp_path / 'run'}")
+    slow = Run.load(tmp_path / "run").result["test"]["loss"]
+    tuned = Run.load("runs/emnist").result["test"]["loss"]
+    assert slow > LARGEST_RATIOS["emnist"] * tuned
 
 
 def test_errors_have_the_order_of_the_table(as_printed, tmp_path, monkeypatch):
