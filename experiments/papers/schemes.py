@@ -122,7 +122,7 @@ def _noise(sampling: Sampling, mechanism: fedmf.Mechanism, epsilons: Sequence[fl
 
 @figure("fedmf-schemes")
 def ways_to_draw(request: Request) -> Outcome:
-    """Plots, for each setting and over epsilon, the rmse of every sampling scheme, and its ratio to
+    """Plots, for each setting and over epsilon, the ratio of the rmse of every sampling scheme to
     the rmse without amplification.
     """
     # A setting is a pair: the number of rounds, and the number of rounds in which every client
@@ -143,18 +143,17 @@ def ways_to_draw(request: Request) -> Outcome:
             for name in dict.fromkeys(p.scheme for p in setting_points)
         }
         ratios.append(rmse[ALLOCATION] / rmse[POISSON])
-        panel_options = {"x": epsilons, "xlabel": "epsilon", "ticks": epsilons}
         panels.append(
             Lines(
-                rmse,
-                **panel_options,
-                log="xy",
-                ylabel="rmse, clip norms",
+                {name: y / rmse[UNAMPLIFIED] for name, y in rmse.items()},
+                x=epsilons,
+                xlabel="epsilon",
+                ylabel="rmse over unamplified",
                 title=f"n = {n}, once in {b} rounds",
+                log="x",
+                ticks=epsilons,
             )
         )
-        relative_noise = {name: y / rmse[UNAMPLIFIED] for name, y in rmse.items()}
-        panels.append(Lines(relative_noise, **panel_options, log="x", ylabel="over unamplified"))
     return Outcome(
         panels,
         clauses=judge_ways_to_draw(settings=settings, epsilons=epsilons, ratios=ratios),
