@@ -30,7 +30,7 @@ denisov-figure-6 | Figure 6 | 1000
 denisov-table-1 | Table 1 | not reproducible
     The factorisations with which one algorithm gives four mechanisms.
     Why: It defines terms and has no result.
-denisov-table-2 | Table 2 | 20 250
+denisov-table-2 | Table 2 | 2 250
     The optimal factorisation has less error than Honaker's tree, and a low-rank one little
     more.
 denisov-table-3 | Table 3 | not reproducible
@@ -82,7 +82,7 @@ multi-epoch-figure-13 | Figure 13 | 40 40
 multi-epoch-figure-14 | Figure 14 | 5 5
     The noise of the FFT mechanism is within a factor of 1.2 of the lower bound for all
     mechanisms, and its analytic error about 6 times the bound.
-multi-epoch-table-1 | Table 1 | 5 20
+multi-epoch-table-1 | Table 1 | 1 20
     The optimum for 20 epochs has the least loss, within 0.2% of the lower bound; stamps help;
     of fast mechanisms the stamped FFT with the optimal decoder is the best.
 multi-epoch-table-2 | Table 2 | 200
@@ -107,7 +107,7 @@ banded-figure-2 | Figure 2 | 1 1
     Round t samples a random subset of one of b partitions of the clients, in turn.
 banded-figure-3 | Figure 3 | 1 1
     With b bands the participations of one client touch different rows of C x.
-banded-figure-4 | Figure 4 | 30 200
+banded-figure-4 | Figure 4 | 35 190
     DP-SGD and multi-epoch MF each have less error in some settings. BandMF is never worse than
     DP-SGD (by construction), and better than both down to epsilon 1/2.
 banded-figure-5 | Figure 5 | 1700
@@ -137,41 +137,41 @@ banded-figure-12 | Figure 12 | 1700
 banded-figure-13 | Figure 13 | not reproducible
     Multiplying by a banded matrix, or by its inverse, costs its bands a row.
     Why: It is pseudocode: `make bench-noise` measures what it costs.
-banded-sec-6 | Sec. 6 | 60 90
+banded-sec-6 | Sec. 6 | 5 90
     With sampling 9, 18, 32, 64 bands suit epsilon 1, 2, 4, 8 best, and the dense optimum 16.
 banded-table-1 | Table 1 | not reproducible
     Notation.
     Why: It defines terms and has no result.
-banded-table-2 | Table 2 | 5 40
+banded-table-2 | Table 2 | 1 40
     Banded matrices are nearly optimal in a fixed order, and the best for clients that only keep
     a separation.
-banded-table-3 | Table 3 | 60 150
+banded-table-3 | Table 3 | 2 150
     The best number of bands falls as epsilon falls or epochs rise.
 banded-table-4 | Table 4 | 2 2
     Noise multipliers for clients 342 rounds apart (its accuracies need training).
 banded-table-5 | Table 5 | 20 20
     Noise multipliers with sampling for the tuned bands (its accuracies need training).
-banded-table-6 | Table 6 | 5 20
+banded-table-6 | Table 6 | 1 20
     The best server rate follows from the error of sums and the noise alone (accuracies as
     printed).
-banded-table-7 | Table 7 | 10 20
+banded-table-7 | Table 7 | 15 20
     With sampling the same rule gives the best server rates (accuracies as printed).
 slides-approximation | Approximation quality | 5 5
     Rational functions of degree d come within 3 exp(-sqrt d) of the square root; polynomials
     need far more.
-slides-finite-time | Finite-time rates | 50 270
+slides-finite-time | Finite-time rates | 40 270
     With clipping and the best learning rate the privacy error falls as 1 / T with independent
     noise and 1 / T² with correlated.
-slides-learning-rate | Learning rate dependence | 20 270
+slides-learning-rate | Learning rate dependence | 15 270
     Noisy SGD's error goes as eta, nu-Noisy-FTRL's as eta² log²(1 / eta), damped anti-PGD's as
     eta^1.5.
-slides-linear-regression | Linear regression | 30 450
+slides-linear-regression | Linear regression | 20 450
     Noisy SGD's error grows with the dimension, that of nu-Noisy-FTRL with the effective
     dimension; no noise is below the lower bound.
 slides-max-error | Max error | 5 5
     The optimal Toeplitz mechanism has max error log(n) / pi + constant, independent noise
     sqrt(n); buffers are nearly optimal, and a constant number of bands is not.
-slides-mean-estimation | Mean estimation | 20 50
+slides-mean-estimation | Mean estimation | 2 40
     The stationary error is of order eta with independent noise and eta² log²(1 / eta) with the
     best, which is nu = eta.
 slides-noise-time | Noise generation time | 5 5
@@ -186,9 +186,9 @@ slides-nu-dp-ftrl-on-stackoverflow | nu-DP-FTRL, StackOverflow | 1000
 slides-production-model | Production model | not reproducible
     In a production keyboard, BLT noise is as good as that of the dense optimum.
     Why: Its data are a company's and not public.
-fedmf-schemes | Sampling schemes | 600 1600
+fedmf-schemes | Sampling schemes | 100 1600
     Random allocation needs less noise than Poisson sampling at every epsilon.
-fedmf-blt | BLT and TreeAgg | 10 100
+fedmf-blt | BLT and TreeAgg | 4 100
     Under min-sep participation BLT has less error than TreeAgg and nearly that of banded
     matrices, and it is robust to other min-seps and numbers of rounds than those that it is
     optimised for (McMahan, Xu and Zhang 2024).

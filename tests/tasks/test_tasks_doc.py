@@ -41,41 +41,62 @@ def test_the_commands_run_as_printed(as_printed, monkeypatch):
         assert low < run.result["test"][run.plan["task"]["headline_metric"]] < high
 
 
-# Largest ratio of the loss with proposed settings to that of the command as printed.
-LARGEST_RATIOS = {"emnist": 2.0, "cifar10": 1.2, "regression": 1.2}
+# Largest ratio of the mean losses, which are geometric means over runs.
+LARGEST_RATIO = 1.2
+# Number of runs with the proposed and with the printed settings, which differ in their noise.
+NUM_RUNS = {"emnist": 6, "cifar10": 1, "regression": 1}
+
+
+def printed_command(name):
+    """Returns the printed command that trains a task."""
+    [line] = [line for line in COMMANDS if f"train --task {name} " in line]
+    return line
 
 
 def proposed_command(name):
-    """Returns the command of `fedmf plan settings` for the task of a printed command."""
-    [line] = [line for line in COMMANDS if f"train --task {name} " in line]
-    options = re.findall(r"--(?:task|data|task-option|epsilon|delta) \S+", line)
+    """Returns the command that `fedmf plan settings` proposes for the task and its data."""
+    pattern = r"--(?:task|data|task-option|epsilon|delta) \S+"
+    options = re.findall(pattern, printed_command(name))
     return printed_by(f"plan settings {' '.join(options)} --quiet")["command"]
 
 
-@pytest.mark.parametrize("name", LARGEST_RATIOS)
+def mean_log_loss(runs, split):
+    return np.mean([np.log(run.result[split]["loss"]) for run in runs])
+
+
+@pytest.mark.parametrize("name", NUM_RUNS)
 def test_proposed_settings_are_nearly_as_good_as_the_tuned_ones(
     name, as_printed, tmp_path, monkeypatch
 ):
-    """The losses have the largest ratio at most, and nothing diverges. For EMNIST, whose training
-    writers are in its validation split, nothing is measured.
+    """The mean losses are at most 20% above those of the command as printed, and nothing diverges.
+    For EMNIST, whose training writers are in its validation split, nothing is measured.
 
-    Over 16 pairs of noise seeds, the logarithm of the ratio was -0.12 with standard deviation 0.18
-    for EMNIST, and -0.17 with 0.04 for regression; over 8 pairs, it was -0.54 with 0.06 for
-    CIFAR-10. The largest ratios are at least 4.5 standard deviations above, so that normal
-    logarithms exceed them once in 100,000 runs.
+    Over 16 pairs of noise seeds, the logarithm of the ratio was -0.10 with standard deviation 0.17
+    on EMNIST's validation split, -0.12 with 0.18 on its test split, and -0.17 with 0.04 for
+    regression. Over 8 pairs, it was -0.54 with 0.06 for CIFAR-10. The bound is at least 4 standard
+    deviations of the mean above, so that normal logarithms exceed it once in 15,000 runs.
     """
     monkeypatch.chdir(as_printed)
     command = proposed_command(name)
-    finished_process = fedmf(f"{command} --quiet --stop-on-divergence --out {tmp_path / 'run'}")
-    assert "diverges" not in finished_process.stderr
-    proposed = Run.load(tmp_path / "run").result
-    tuned = Run.load(f"runs/{name}").result
+    proposed_runs, tuned_runs = [], [Run.load(f"runs/{name}")]
+    for i in range(NUM_RUNS[name]):
+        folder = tmp_path / f"proposed{i}"
+        finished_process = fedmf(f"{command} --quiet --stop-on-divergence --out {folder}")
+        assert "diverges" not in finished_process.stderr
+        proposed_runs.append(Run.load(folder))
+    for i in range(1, NUM_RUNS[name]):
+        folder = tmp_path / f"tuned{i}"
+        fedmf(f"{printed_command(name)} --quiet --out {folder}")
+        tuned_runs.append(Run.load(folder))
     for split in ("validation", "test"):
-        assert proposed[split]["loss"] < LARGEST_RATIOS[name] * tuned[split]["loss"]
+        log_ratio = mean_log_loss(proposed_runs, split) - mean_log_loss(tuned_runs, split)
+        assert log_ratio < np.log(LARGEST_RATIO)
 
 
 def test_a_tenth_of_the_proposed_server_rate_is_not_as_good(as_printed, tmp_path, monkeypatch):
-    """The logarithm of the ratio of test losses was 1.7 with standard deviation 0.2."""
+    """Over 5 runs, the logarithm of the ratio of EMNIST's test losses was 1.7, of which the
+    standard deviation is 0.2.
+    """
     monkeypatch.chdir(as_printed)
     command = proposed_command("emnist")
     server_rate = re.search(r"--server-learning-rate (\S+)", command)[1]
@@ -84,9 +105,9 @@ def test_a_tenth_of_the_proposed_server_rate_is_not_as_good(as_printed, tmp_path
         f"--server-learning-rate {float(server_rate) / 10}",
     )
     fedmf(f"{slow_command} --quiet --out {tmp_path / 'run'}")
-    slow = Run.load(tmp_path / "run").result["test"]["loss"]
-    tuned = Run.load("runs/emnist").result["test"]["loss"]
-    assert slow > LARGEST_RATIOS["emnist"] * tuned
+    slow_runs, tuned_runs = [Run.load(tmp_path / "run")], [Run.load("runs/emnist")]
+    log_ratio = mean_log_loss(slow_runs, "test") - mean_log_loss(tuned_runs, "test")
+    assert log_ratio > np.log(LARGEST_RATIO)
 
 
 def test_errors_have_the_order_of_the_table(as_printed, tmp_path, monkeypatch):
